@@ -147,6 +147,10 @@ class Engines:
         for port in self._ports:
             _await_listener(port)
 
+    def pid(self, name: str) -> int:
+        """Give the process of this name."""
+        return next(process.popen.pid for process in self._processes if process.name == name)
+
     def stop(self) -> None:
         """End all that was started."""
         for process in self._processes:

@@ -8,11 +8,12 @@ with a rescoring in float64.
 Two trainers: each updates a model of its own, step by step and without regard to the other, and samples after each
 update. Each token's model, version and log-prob must be those of the weights that its trainer published last.
 
-Adapters (`models_adapters.py`) need a real vLLM and peft.
+Adapters (`models_adapters.py`) need a real vLLM and peft; a quick run is without them.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import tempfile
 import threading
 import time
@@ -24,7 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from harness import Row, main
+from engines import WITHOUT, vllm_python
+from harness import Incomplete, Row, main
 
 from prorl_zmq import EpisodeLimits, Job, RolloutClient, Sampling
 from prorl_zmq.inference.embedded.base_policy import base_policy
@@ -52,6 +54,8 @@ NOISE = 0.05
 BYTES = 256
 """Token ids of plain text in the embedded engine's vocabulary."""
 CLOSE = 1e-4
+CALLS, TURNS = 2_000, 8
+"""Of adapters: mixed calls, and turns of what is timed."""
 TOPOLOGY = """\
 backends = [{{kind = "embedded"}}, {{kind = "embedded", name = "{other}"}}]
 stage = [{{role = "init", slots = 16}}, {{role = "run", slots = 96}}, {{role = "eval", slots = 16}}]
@@ -248,7 +252,7 @@ def measure(quick: bool) -> list[Row]:
         scoring = measure_scoring(service.front_door, turns, texts, 2.0 if quick else 15.0)
         training = train_both(service.front_door, steps)
     least = 1 - SHARE
-    return [
+    rows = [
         Row(
             f"rollouts while {turns * texts} texts of {TEXT:,} tokens are scored, p50 of {turns} turns",
             scoring.beside,
@@ -281,6 +285,63 @@ def measure(quick: bool) -> list[Row]:
             holds=training.error < CLOSE,
         ),
         Row("an update of one model, p50", 1e3 * float(np.median(training.updates_s)), "ms"),
+    ]
+    return rows if quick else [*rows, *adapter_rows(rows)]
+
+
+def adapter_rows(rows: list[Row]) -> list[Row]:
+    """Give the rows of adapters; raise `Incomplete` with the other rows where they cannot be measured."""
+    python = vllm_python()
+    if python is None:
+        raise Incomplete(WITHOUT, rows)
+    if importlib.util.find_spec("peft") is None:
+        raise Incomplete("peft is not installed: make .venv/.train", rows)
+    from models_adapters import SLOTS, measure_adapters
+
+    found = measure_adapters(python, CALLS, TURNS)
+    beyond_ms = found.publish_ms - found.first_ms
+    return [
+        Row(
+            f"calls over {SLOTS} adapters of one vLLM, updated meanwhile: by a wrong one or version, as peft rescores",
+            found.wrong,
+            f"of {found.calls:,}",
+            target="none",
+            holds=found.wrong == 0,
+        ),
+        Row(
+            "their log-probs: largest difference to peft",
+            1e6 * found.error,
+            "millionths",
+            "another adapter or version, the nearest",
+            found.error / found.nearest_other,
+            f"under {1e6 * CLOSE:g}",
+            found.error < CLOSE,
+        ),
+        Row(
+            f"{SLOTS} adapters",
+            found.eight,
+            "tokens per CPU second",
+            "one adapter",
+            found.kept,
+            "at least 0.85×",
+            found.kept >= 0.85,
+        ),
+        Row("one adapter", found.one, "tokens per CPU second"),
+        Row(
+            "an adapter's update to its first token, beyond a token of a loaded one",
+            beyond_ms,
+            "ms",
+            target="under 1 s",
+            holds=beyond_ms < 1e3,
+        ),
+        Row(
+            "adapters back after kill -9 of engine and host, without a trainer",
+            found.restored,
+            f"of {SLOTS}",
+            target="all",
+            holds=found.restored == SLOTS,
+        ),
+        Row("from the new host's start to the last one's tokens, vLLM's start included", found.restart_s, "s"),
     ]
 
 

@@ -22,6 +22,7 @@ BENCHES = (
     "startup",
     "fetch",
     "records",
+    "models",
     "overlap",
     "dispatch",
     "assign",

@@ -20,6 +20,7 @@ NAMES = (
     "startup",
     "fetch",
     "records",
+    "models",
     "overlap",
     "dispatch",
     "assign",
