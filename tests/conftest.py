@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["sandboxes_of", "shared_sandboxes"]  # fixtures
 
-pytest_plugins = ["support.costs", "support.due"]
+pytest_plugins = ["support.costs", "support.due", "support.pieces"]
 LONGEST_ID = 100
 gc.set_threshold(20_000, 20, 20)  # a worker keeps millions of objects, which all collections walk
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -59,8 +59,9 @@ def logging_kept() -> Iterator[None]:
     Metric.counting = counting
     logging.captureWarnings(capture=False)
     root.handlers[:] = handlers
-    root.setLevel(levels[0])
-    package.setLevel(levels[1])
+    for logger, level in zip((root, package), levels, strict=True):
+        if logger.level != level:
+            logger.setLevel(level)  # forgets what all loggers have found out about their levels
     sys.excepthook = hook
 
 

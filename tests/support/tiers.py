@@ -10,6 +10,7 @@ Of a test that is marked `few(n)`, n of its parameters run with their tier; the 
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -212,7 +213,14 @@ LIMITS = {
 
 def tier_of_id(test: str) -> str:
     """Return the tier of a test, or of a test file, that is no proof."""
-    return OF_PATH[max((beginning for beginning in OF_PATH if begins(test, beginning)), key=len)]
+    return OF_PATH[next(beginning for beginning in _beginnings(test.split("::")[0]) if begins(test, beginning))]
+
+
+@cache
+def _beginnings(path: str) -> list[str]:
+    """Return the beginnings that tests of a file may have, the longest first."""
+    found = [beginning for beginning in OF_PATH if begins(path, beginning) or beginning.startswith(f"{path}::")]
+    return sorted(found, key=len, reverse=True)
 
 
 def begins(test: str, beginning: str) -> bool:
