@@ -165,7 +165,7 @@ class LocalService:
             self._loop.call(self._start_parts(), START_LIMIT_S)
             self._wait_ready()
         except BaseException:
-            self._close()
+            self._close(0.0)  # what has not started yet would not hear that it has to stop
             raise
         return self
 
@@ -250,11 +250,11 @@ class LocalService:
                     raise NotReady(f"the LocalService was not ready within {self._start_limit_s:g} s")
                 time.sleep(LOOK_S)
 
-    def _close(self) -> list[str]:
-        """Stop everything; return what did not stop."""
+    def _close(self, parts_limit_s: float = PARTS_LIMIT_S) -> list[str]:
+        """Stop everything, and cancel parts that take longer than their limit; return what did not stop."""
         stuck: list[str] = []
         if self._loop is not None:
-            stuck = self._loop.close(self._stop_parts(), STOP_LIMIT_S)
+            stuck = self._loop.close(self._stop_parts(parts_limit_s), STOP_LIMIT_S)
         try:
             self.brokers.close()
         except TimeoutError as error:
@@ -263,12 +263,12 @@ class LocalService:
         self._remove_folder()
         return stuck
 
-    async def _stop_parts(self) -> None:
+    async def _stop_parts(self, limit_s: float) -> None:
         for stage in self._stages:
             stage.stop()
         self._stop.set()
         if self._parts:
-            await asyncio.wait(self._parts, timeout=PARTS_LIMIT_S)
+            await asyncio.wait(self._parts, timeout=limit_s)
         await sweep(self._sandboxes.root)
         await asyncio.to_thread(self._sandboxes.close, SPAWNER_LIMIT_S)
 

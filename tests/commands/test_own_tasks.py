@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,6 +24,7 @@ from prorl_zmq.service.child_plans import plan_children
 from prorl_zmq.service.service_folder import ServiceFolder
 from prorl_zmq.stages.handler import load_handlers
 from prorl_zmq.stages.own_tasks import all_handlers, own_handlers
+from prorl_zmq.testing.local_service import PARTS_LIMIT_S
 
 from ..inference.http.saying_server import plain_server, server_that_says
 
@@ -201,7 +203,9 @@ def test_a_server_that_lacks_what_is_needed_is_named(write: Write) -> None:
 
 def test_a_server_that_does_not_answer_is_named(write: Write) -> None:
     url = f"http://127.0.0.1:{free_port()}"
+    began = time.monotonic()
     done = tried(write(), *SAY, "--url", url, "--start-limit", 1)
+    assert time.monotonic() - began < PARTS_LIMIT_S  # what waits for the server is not waited for
     assert done.returncode == 2
     assert f"waiting for {url}, at most 1 s" in done.stderr
     assert f"{url} did not answer within 1 s; is the server up?" in done.stderr
