@@ -222,6 +222,7 @@ for turn in ("first", "second"):
 """A program that leads a rollout: two turns, and after each it waits for a file."""
 
 
+@pytest.mark.proof(quick=True)
 def test_the_turns_of_a_running_job_are_shown_as_they_come(
     served: SharedService, dashboard: Page, tmp_path: Path
 ) -> None:

@@ -107,6 +107,7 @@ def test_one_that_only_shows_has_no_buttons_and_refuses_changes(
         playwright.expect(page.get_by_role("button", name="Drain")).to_have_count(0)
 
 
+@pytest.mark.proof(quick=True)
 def test_tokens_of_each_role(served: SharedService, page: Page, tmp_path: Path) -> None:
     folder = KeyFolder(tmp_path / "keys")
     tokens = {role: folder.new_bearer(role, role) for role in (KeyRole.OPERATOR, KeyRole.TRAINER)}

@@ -210,6 +210,7 @@ def test_who_is_not_let_in_is_told_why(
                 client.status()
 
 
+@pytest.mark.proof(quick=True)
 @pytest.mark.parametrize("name", REFUSALS)
 def test_who_is_not_let_in_is_told_why_asynchronously(
     cluster: Cluster, strangers: KeyFolders, name: str, monkeypatch: pytest.MonkeyPatch

@@ -147,16 +147,18 @@ def test_a_bare_socket_takes_garbage_for_messages(sockets: Sockets) -> None:
     assert bare.recv() == b"hello"
 
 
-@pytest.mark.parametrize("data", GARBAGE.values(), ids=GARBAGE)
-def test_garbage_is_no_message_on_loopback_without_keys(bound: Bound, data: bytes) -> None:
-    throw(bound.endpoint, data)
+def test_garbage_is_no_message_on_loopback_without_keys(bound: Bound) -> None:
+    for data in GARBAGE.values():
+        throw(bound.endpoint, data)
     assert bound.is_quiet()
+    assert bound.messages == []
 
 
-@pytest.mark.parametrize("data", GARBAGE.values(), ids=GARBAGE)
-def test_garbage_is_no_message_with_keys(locked: Bound, data: bytes) -> None:
-    throw(locked.endpoint, data)
+def test_garbage_is_no_message_with_keys(locked: Bound) -> None:
+    for data in GARBAGE.values():
+        throw(locked.endpoint, data)
     assert locked.is_quiet()
+    assert locked.messages == []
 
 
 def test_without_keys_a_message_is_anybodys(bound: Bound, sockets: Sockets) -> None:

@@ -383,6 +383,7 @@ def test_caches_and_environments_are_no_part_of_the_patch(instance: SweInstance,
     }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "make",
     [

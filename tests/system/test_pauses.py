@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+in_a_real_pause = pytest.mark.parametrize(
+    "run", [uvloop.run, pytest.param(asyncio.run, marks=pytest.mark.proof(quick=True))]
+)
+"""Seconds each; processes of the service have uvloop's loop."""
+
+
 def test_a_clock_stands_still_in_a_pause() -> None:
     clock = RunningClock()
     before = clock.now()
@@ -28,7 +34,7 @@ def test_a_clock_stands_still_in_a_pause() -> None:
     assert clock.now() - before == pytest.approx(1.5 * PAUSE_S, abs=0.1)
 
 
-@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+@in_a_real_pause
 def test_a_wait_counts_no_pause(run: Callable[..., None]) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -47,7 +53,7 @@ def test_a_wait_counts_no_pause(run: Callable[..., None]) -> None:
     run(main())
 
 
-@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+@in_a_real_pause
 def test_a_limit_that_fell_due_in_a_pause_is_moved_before_it_ends_anything(run: Callable[..., None]) -> None:
     async def main() -> None:
         moved: list[float] = []

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # Python 3.12 warns of every fork of a process with threads; ptyprocess forks.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+on_both_loops = pytest.mark.parametrize("runner", [uvloop.run, pytest.param(asyncio.run, marks=pytest.mark.proof)])
 
 
 @pytest.fixture
@@ -253,7 +254,7 @@ def test_jobs_in_the_background(live_container: LiveContainer, name: str) -> Non
     use(live_container, body)
 
 
-@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+@on_both_loops
 def test_the_time_limit_interrupts_and_the_session_goes_on(
     live_container: LiveContainer, runner: Callable[..., object]
 ) -> None:
@@ -315,7 +316,7 @@ def test_the_end_of_bash_itself_is_told_and_the_directory_kept(live_container: L
     use(live_container, body)
 
 
-@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+@on_both_loops
 @pytest.mark.parametrize("trap", ["", "trap '' INT; "])
 def test_cancellation_ends_the_command_first(
     live_container: LiveContainer, survivors: Callable[[str], list[str]], runner: Callable[..., object], trap: str

@@ -207,8 +207,13 @@ def test_an_environment_asks_for_another_try() -> None:
     [
         (".dies", "died", "its worker ended with exit code 7; the end of its output: last words"),
         (".hangs", "hung", "its worker did not answer for 1 s"),
-        (".prints_without_end", "hung", "did not answer for 1 s; the end of its output: .*spam"),
-        (".writes_to_the_socket", "hung", "did not answer for 1 s"),
+        pytest.param(
+            ".prints_without_end",
+            "hung",
+            "did not answer for 1 s; the end of its output: .*spam",
+            marks=pytest.mark.proof(quick=True),
+        ),
+        pytest.param(".writes_to_the_socket", "hung", "did not answer for 1 s", marks=pytest.mark.proof(quick=True)),
     ],
 )
 def test_a_worker_that_dies_or_hangs_costs_its_rollouts_the_attempt(does: str, reason: str, said: str) -> None:
@@ -295,17 +300,18 @@ def test_a_stopped_worker_counts_as_hung() -> None:
     pooled(use)
 
 
-def test_a_pause_of_this_process_is_no_silence_of_its_workers() -> None:
-    """As if the stage process was stopped for longer than a call may take, with calls under way."""
+@pytest.mark.few(1)
+@pytest.mark.parametrize("repetition", range(3))
+def test_a_pause_of_this_process_is_no_silence_of_its_workers(repetition: int) -> None:
+    """As if the stage process was stopped for longer than a call may take, with a call under way."""
 
     async def use(pool: EnvironmentPool) -> None:
         async with pool.rollout(place("Strange"), "a") as world:
             await world.open({"does": ".nothing"}, None)
-            for _ in range(3):
-                stepping = asyncio.create_task(world.step("main", "a"))
-                await asyncio.sleep(0)
-                time.sleep(2)  # noqa: ASYNC251 - twice the limit
-                assert (await stepping).observations == {"main": "You said a."}
+            stepping = asyncio.create_task(world.step("main", "a"))
+            await asyncio.sleep(0)
+            time.sleep(2)  # noqa: ASYNC251 - twice the limit
+            assert (await stepping).observations == {"main": "You said a."}
 
     pooled(use)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from served import LIMIT_S, gone, server_pid, use
-from support.sandboxes import on_isolated_kinds
+from support.sandboxes import main_and_proofs, on_isolated_kinds
 
 from prorl_zmq.errors import SandboxFailed, SandboxLimitExceeded
 from prorl_zmq.tools.containers.specification import Limits, SandboxSpec
@@ -40,7 +40,7 @@ while True:
 """
 
 
-@on_isolated_kinds
+@pytest.mark.parametrize("kind", main_and_proofs("apptainer", "bubblewrap"), indirect=True)
 def test_a_command_that_stops_whatever_starts_does_not_hang_the_server(
     sandboxes: Sandboxes, survivors: Callable[[str], list[str]]
 ) -> None:

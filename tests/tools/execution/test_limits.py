@@ -73,7 +73,7 @@ def test_a_single_process_has_limits(sandboxes: Sandboxes) -> None:
     "script",
     [
         "import mmap; m = mmap.mmap(-1, 500 << 20); [m.__setitem__(i, 1) for i in range(0, len(m), 4096)]",
-        "import threading, time; [threading.Thread(target=time.sleep, args=(4,)).start() for _ in range(300)]",
+        "import threading as t, time; [t.Thread(target=time.sleep, args=[4], daemon=1).start() for _ in range(300)]",
     ],
     ids=["shared memory", "threads"],
 )

@@ -61,7 +61,6 @@ def asked(sandbox: Sandbox, request: bytes) -> bytes:
 # Leases ---------------------------------------------------------------------------------------------------------------
 
 
-@on_each_kind
 def test_a_sandbox_that_nobody_holds_ends_with_its_lease(
     kind: SandboxKind, image: str, tmp_path: Path, survivors: Callable[[str], list[str]]
 ) -> None:
