@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from .client.blocking.client import RolloutClient
     from .inference.checkpoint import TensorKind
+    from .wire.messages.backends import Backend
     from .wire.messages.engines import UpdateMode
 
 log = logging.getLogger("prorl.trainer")
@@ -264,7 +265,7 @@ class WeightsPublisher:
                     )
                 except (NoBackend, EngineFailed, RequestTimeout) as error:
                     backends = [one.backend for one in self._client.backends.list()]
-                    if not any((one.name, one.weight_version) == (self._model, weight_version) for one in backends):
+                    if not any(weight_version in _versions(one, self._model) for one in backends):
                         raise
                     log.warning("%s; the others serve the weights %d", error.message, weight_version)
                 break
@@ -398,6 +399,11 @@ def _adapter_of(
     # `save_embedding_layers` would look for the base at the hub.
     tensors = get_peft_model_state_dict(module, adapter_name=name, save_embedding_layers=False)
     return module.peft_config[name].to_dict(), tensors.items()
+
+
+def _versions(backend: Backend, model: str) -> tuple[int, ...]:
+    """Return the versions of a model that a backend serves."""
+    return (backend.weight_version,) if backend.name == model else backend.adapters.get(model, ())
 
 
 def _plain(value: Any) -> Any:

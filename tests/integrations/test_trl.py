@@ -89,8 +89,7 @@ def rollouts_of(service: ChildService, model: Path, tmp_path: Path, turns: int =
         tmp_path / "weights",
         connect=lambda: connect(service),
         make_job=job_maker(EpisodeLimits(max_turns=turns), max_tokens=16),
-        publisher_options={"keep": 100},
-        **options,
+        **{"publisher_options": {"keep": 100}, **options},
     )
 
 
@@ -239,6 +238,32 @@ def test_adapters_are_merged_into_what_is_served(service: ChildService, model: P
     )
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {f"model.layers.{n}.self_attn.{part}_proj.weight" for n in (0, 1) for part in "qv"}
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(180)
+def test_adapters_are_served_as_adapters(model: Path, tmp_path: Path) -> None:
+    """The engine's own weights are the base's to the end, and rollouts are the adapter's, as the policy."""
+    peft = pytest.importorskip("peft", reason="`make trainers` installs peft")
+    adapters = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+    base = 'name = "base", frozen = true, lora = {slots = 2, rank = 8}, kind = "transformers"'
+    with (
+        service_of(model, engine=base) as service,
+        rollouts_of(service, model, tmp_path, publisher_options={"keep": 100, "lora": True}) as rollouts,
+    ):
+        trainer = trainer_of(rollouts, model, tmp_path, peft_config=adapters, max_steps=3)
+        trainer.train()
+        with connect(service) as client:
+            (backend,) = [one.backend for one in client.backends.list()]
+    assert (backend.name, backend.weight_version) == ("base", 0)
+    assert backend.adapters["policy"][-1] == 2
+    steps = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert len(steps) == 3
+    assert max(entry["sampling/sampling_logp_difference/max"] for entry in steps) < 1e-4
+    before, after = (
+        load_file(tmp_path / "weights" / f"weights-0000000{n}" / "adapter_model.safetensors") for n in (0, 2)
+    )
+    assert all(not torch.equal(before[name], after[name]) for name in before if "lora_B" in name)
 
 
 @pytest.mark.proof

@@ -11,7 +11,7 @@ import pytest
 from support.adapters import PeftReference, peft_model
 from support.later import Later
 
-from prorl_zmq.errors import ConfigError, InvalidWeights
+from prorl_zmq.errors import ConfigError, EngineFailed, InvalidWeights
 from prorl_zmq.examples.trainers.shared.make_model import make
 from prorl_zmq.inference.adapters import CONFIG, WEIGHTS
 
@@ -109,3 +109,17 @@ def test_wrong_arguments_and_numbers_are_refused(base: Path, tmp_path: Path) -> 
         with pytest.raises(InvalidWeights, match="holds NaN or infinity"):
             publisher.publish(model, 1)
     assert updates == []
+
+
+def test_an_engine_that_fails_while_another_has_the_adapter_stops_nothing(base: Path, tmp_path: Path) -> None:
+    def update_weights(*_: Any, **__: Any) -> None:
+        raise EngineFailed("it went away")
+
+    backend = SimpleNamespace(name="base", weight_version=2, adapters={"a": (1,)})
+    listed = SimpleNamespace(list=lambda: [SimpleNamespace(backend=backend)])
+    client: Any = SimpleNamespace(update_weights=update_weights, backends=listed)
+    model = trained(base)
+    with weights_publisher.WeightsPublisher(client, base, tmp_path / "w", model="a", lora=True) as publisher:
+        publisher.publish(model, 1)
+        with pytest.raises(EngineFailed, match="it went away"):
+            publisher.publish(model, 2, timeout_s=0.5)
