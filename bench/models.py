@@ -1,4 +1,4 @@
-"""Several models in one service: scores beside rollouts, trainers of two models, and adapters on one engine.
+"""Several models in one service: scores during rollouts, trainers of two models, and adapters on one engine.
 
 Scores: an engine generates rollouts throughout, and in turns scores long texts too. Scoring is given a quarter of the
 engine's time while generations are under way (`ScoreQueue`), so rollouts should keep at least three quarters of their
@@ -69,9 +69,9 @@ kind = "process"
 
 
 class Scoring(NamedTuple):
-    """What came of scoring beside rollouts."""
+    """What came of scoring during rollouts."""
 
-    beside: float
+    during: float
     """Tokens of rollouts per second, the median of the turns."""
     kept: float
     """To those of rollouts alone, the median of the turns."""
@@ -121,7 +121,7 @@ def sample(model: str, seed: int, tokens: int = ANSWER) -> Job:
 
 
 class Rollouts(threading.Thread):
-    """Keeps rollouts of the policy under way until it is told to stop, and counts their tokens."""
+    """Keeps rollouts of the policy under way until `stop`, and counts their tokens."""
 
     def __init__(self, front_door: str) -> None:
         super().__init__(name="rollouts", daemon=True)
@@ -153,9 +153,9 @@ class Rollouts(threading.Thread):
 
 
 def measure_scoring(front_door: str, turns: int, texts: int, alone_s: float) -> Scoring:
-    """Score texts beside rollouts, so many in each turn."""
+    """Score texts during rollouts, so many in each turn."""
     alone: list[float] = []
-    beside: list[float] = []
+    during: list[float] = []
     scores: list[Scores] = []
     with RolloutClient(front_door, timeout_s=60) as client:
         client.submit(sample("policy", 0, TEXT - 8))
@@ -172,16 +172,16 @@ def measure_scoring(front_door: str, turns: int, texts: int, alone_s: float) -> 
                 with rollouts.measured(alone):
                     time.sleep(alone_s)
                 began = time.monotonic()
-                with rollouts.measured(beside):
+                with rollouts.measured(during):
                     scores += client.score(written[turn * texts :][:texts], model="policy", top=TOP)
                 scored_s += time.monotonic() - began
             with rollouts.measured(alone):
                 time.sleep(alone_s)
         finally:
             rollouts.stop()
-    kept = np.array(beside) / [(before + after) / 2 for before, after in pairwise(alone)]
+    kept = np.array(during) / [(before + after) / 2 for before, after in pairwise(alone)]
     error = max(error_of(*each) for each in zip(written, scores, strict=True))
-    return Scoring(float(np.median(beside)), float(np.median(kept)), len(written) * TEXT / scored_s, error)
+    return Scoring(float(np.median(during)), float(np.median(kept)), len(written) * TEXT / scored_s, error)
 
 
 def error_of(text: Trajectory, scores: Scores) -> float:
@@ -255,7 +255,7 @@ def measure(quick: bool) -> list[Row]:
     rows = [
         Row(
             f"rollouts while {turns * texts} texts of {TEXT:,} tokens are scored, p50 of {turns} turns",
-            scoring.beside,
+            scoring.during,
             "tokens/s",
             "rollouts alone",
             scoring.kept,
@@ -346,4 +346,4 @@ def adapter_rows(rows: list[Row]) -> list[Row]:
 
 
 if __name__ == "__main__":
-    main("models", "scores beside rollouts, and two models with trainers of their own", measure)
+    main("models", "scores during rollouts, and two models with trainers of their own", measure)

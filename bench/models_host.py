@@ -23,7 +23,7 @@ def main(model: str, endpoint: str, adapters: str, slots: str, rank: str, *flags
 
     # No broker answers at that endpoint: the bench chooses the backend itself.
     options = HostOptions(
-        endpoint=endpoint, backend_broker=f"{endpoint}-nobody", backend_id="bench", adapters=Path(adapters)
+        endpoint=endpoint, backend_broker=f"{endpoint}-broker", backend_id="bench", adapters=Path(adapters)
     )
     run_engine_host(start, options)
 
