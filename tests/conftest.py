@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["sandboxes_of", "shared_sandboxes"]  # fixtures
 
-pytest_plugins = ["support.costs", "support.due", "support.pieces"]
+pytest_plugins = ["support.costs", "support.due"]
 LONGEST_ID = 100
 gc.set_threshold(20_000, 20, 20)  # a worker keeps millions of objects, which all collections walk
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import bare, pieces, tiers
+from support import bare, tiers
 from support.costs import Cost, exceeded
 from support.due import id_of, with_quarter
 from support.import_graph import ROOT, closure
@@ -285,23 +285,6 @@ def test_the_longest_beginning_decides_the_tier(monkeypatch: pytest.MonkeyPatch)
     assert [of("tests/x.py"), of("tests/a/x.py::y"), of("tests/a/test_b.py::y")] == ["unit", "process", "unit"]
     assert [of("tests/a/test_b.py::test_c[1]"), of("tests/a/test_b.py::test_c_too")] == ["system", "unit"]
     assert tiers.tiers_of_file("tests/a/test_b.py") == {"unit", "system"}
-
-
-def test_files_of_unit_tests_are_one_piece_each_and_spread_over_the_others() -> None:
-    """Tests of other tiers stay single, so that workers share those that wait."""
-    assert pieces.is_unit("tests/wire/test_codec.py")
-    assert not pieces.is_unit("tests/wire/test_sockets.py")  # one of its tests starts a process
-    assert not pieces.is_unit("tests/stages/test_swe.py")
-    units = [f"tests/u{number}.py" for number in range(4)]
-    others = ["served", "tests/a.py::x", "tests/a.py::y", "tests/b.py::x"]
-    order = pieces.spread([*units, *others])
-    assert sorted(order) == sorted([*units, *others])
-    assert [piece for piece in order if piece in others] == others
-    assert [piece for piece in order if piece in units] == units
-    assert order.index("tests/a.py::y") == order.index("tests/a.py::x") + 1  # what a module shares is made once
-    assert order[0] in units
-    assert order.index("tests/u3.py") > order.index("tests/a.py::y")
-    assert pieces.spread(units) == units
 
 
 def test_a_limit_that_is_exceeded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
