@@ -359,7 +359,7 @@ def test_an_image_is_built_and_served(folder: Path) -> None:
 
 
 def test_client_example(folder: Path, served: SharedService) -> None:
-    (example,) = {block for block in blocks("python") if "client.submit(Job(" in block}
+    (example,) = {block for block in blocks("python") if "client.submit(Job(" in block and "range(8)" in block}
     printed = script(example, cwd=folder, environment=served.environment)
     assert len(re.findall(r"^completed [01]\.0 \(\d+,\) ", printed, re.MULTILINE)) == 8
 

@@ -247,9 +247,10 @@ def summary_tables(summary: Summary) -> Group:
     if summary.infrastructure_errors:
         figures.add_row("pass@1, errors as failures", *_share(summary.pass_1_with_errors))
     rewards = {"mean reward": summary.reward, **{f"mean reward of {name}": one for name, one in summary.agents.items()}}
-    for name, reward in rewards.items() if summary.reward is not None else ():
-        between = f"{reward.low:.3f} – {reward.high:.3f}" if math.isfinite(reward.low) else NOTHING
-        figures.add_row(name, f"{reward.value:.3f}", between, str(reward.problems))
+    for name, reward in rewards.items():
+        if reward is not None:
+            between = f"{reward.low:.3f} – {reward.high:.3f}" if math.isfinite(reward.low) else NOTHING
+            figures.add_row(name, f"{reward.value:.3f}", between, str(reward.problems))
     parts: list[RenderableType] = [figures]
     if summary.failures:
         failures = Table(title="failures", title_justify="left")

@@ -138,7 +138,7 @@ def test_what_cannot_be_answered_is_refused_in_openais_form(tmp_path: Path) -> N
             ({"prompt": ""}, "prompt must be"),
             ({"prompt": ["a", 1]}, "prompt must be"),
             ({"prompt": [[]]}, "prompt must be"),
-            ({"prompt": "a", "logprobs": 5}, "does not give the records top_logprobs"),
+            ({"prompt": "a", "logprobs": 5}, "does not give the record top_logprobs"),
             ({"prompt": "a", "logprobs": 65}, "<= 64 - at .*logprobs"),
             ({"prompt": "a", "logprobs": -1}, ">= 0 - at .*logprobs"),
             ({"prompt": "a", "logprobs": 0, "echo": True}, "do not give log-probs of a prompt"),
