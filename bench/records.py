@@ -110,7 +110,7 @@ def measure(quick: bool) -> list[Row]:
         expected = {make_trajectory(seed, TOKENS, RECORD).block[made.at + 64 :][:384].tobytes() for seed in range(8)}
         assert collected(client).records["experts"][0].tobytes() in expected
     cpu_s: dict[bool, list[float]] = {False: [], True: []}
-    for number in range(2 if quick else 6):
+    for number in range(1 if quick else 6):
         with TemporaryDirectory(prefix="prorl-bench-") as name:
             for has_records in (False, True) if number % 2 else (True, False):
                 each = broker_cpu(Path(name, str(has_records)), RECORD if has_records else None, 500 if quick else 2000)

@@ -105,7 +105,7 @@ def test_a_quick_run_reports_positive_finite_figures(name, tmp_path, monkeypatch
 def test_every_benchmark_is_among_those_that_make_bench_runs():
     run_all = (BENCH / "run_all.py").read_text()
     modules = {path.stem for path in BENCH.glob("*.py") if "from harness import" in path.read_text()}
-    assert modules - {"run_all", "guard"} == {*NAMES, *PROVED}
+    assert modules - {"run_all", "guard", "record_losses"} == {*NAMES, *PROVED}  # the last is a part of `records`
     assert all(f'"{name}"' in run_all for name in (*NAMES, *PROVED))
 
 

@@ -189,7 +189,8 @@ def test_a_server_answers(write: Write, tmp_path: Path) -> None:
     assert "completed, reward 1" in done.stdout
     assert "RUN" in done.stdout
     assert "returned {'said': 'be'}" in done.stdout
-    assert len(server.asked("/inference/v1/generate")) == 2, "the probe's, and the task's turn"
+    turns = [one for one in server.asked("/inference/v1/generate") if one["sampling_params"]["max_tokens"] > 4]
+    assert len(turns) == 1, "the task's turn; the others are the probe's"
     assert set(server.keys) == {"Bearer sesame"}
 
 
@@ -320,7 +321,7 @@ def test_a_model_without_a_script_is_named_at_once(documented: Path, monkeypatch
     monkeypatch.setattr(sys, "path", sys.path[:])
     common = (documented / "support_task.py", "--set", "persona=shy", "--sandbox", "process", "--say", "Hello.")
     done = tried(*common)
-    assert "no backend of the model user took job try within 5 s" in done.stdout
+    assert "no backend of the model user took job try; start one with" in done.stdout
     assert "asyncio/" not in done.stdout
     assert done.stderr.splitlines()[-1].startswith("prorl tasks: --say-as NAME=TURN scripts another model")
     done = tried(*common, "--say-as", "user=Hi.")

@@ -77,8 +77,9 @@ def test_slimes_samples_have_their_records(service: LocalService, monkeypatch: p
         slime_types.check_records(sample, layers, chosen)
 
 
-def test_trls_distillation_gets_its_teachers_scores(service: LocalService) -> None:
+def test_trls_distillation_gets_its_teachers_scores(service: LocalService, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("trl", reason="of the extra [trl]")
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     from prorl_zmq.integrations.trl import DistillationWorker
 
     args = SimpleNamespace(

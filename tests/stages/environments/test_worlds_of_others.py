@@ -15,6 +15,7 @@ from support.chat_server import ChatServer, chat_server
 from support.loops import serving
 
 from prorl_zmq import Job, Outcome, Role
+from prorl_zmq.errors import InvalidJob
 from prorl_zmq.inference.tokenizer import decode
 from prorl_zmq.stages.handlers.environment import EnvironmentHandler
 from prorl_zmq.tasks.loading import load_jobs
@@ -199,7 +200,5 @@ def test_a_user_behind_an_openai_style_endpoint(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.usefixtures("tau2")
 def test_a_user_that_nobody_plays_is_named() -> None:
-    job = Job(task="environment", instance=TAU2, max_attempts=1, backend_wait_s=0.2)
-    (trajectory,) = played(say("Hello."), job)
-    assert (trajectory.outcome, trajectory.reward) == (Outcome.INFRASTRUCTURE_ERROR, None)
-    assert "user" in trajectory.error.message
+    with pytest.raises(InvalidJob, match=r"serves the model 'user' \(players\.user\.model\)"):
+        played(say("Hello."), Job(task="environment", instance=TAU2))
