@@ -58,7 +58,7 @@ class VllmAdapters:
             return self._neutral
         if adapter not in self._requests:
             model, version = adapter
-            raise EngineFailed(f"version {version} of the adapter {model} is not loaded", unreachable=True)
+            raise EngineFailed(f"version {version} of the adapter {model} is not loaded", not_loaded=True)
         return self._requests[adapter]
 
     async def load(self, adapter: tuple[str, int], path: Path) -> None:
