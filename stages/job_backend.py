@@ -226,7 +226,7 @@ class JobBackend:
                 return done
 
     def report(self, error: EngineFailed) -> None:
-        """Report a failed generation to the broker, once; an engine that only lacks an adapter has not failed."""
+        """Report a failed generation to the broker, once; an engine without the adapter has not failed."""
         if self.current is not None and error is not self._reported and not error.fields.get("not_loaded"):
             self._reported = error
             self._backends.report_failure(self._job.job_id, self.current, error.message)

@@ -315,7 +315,7 @@ class WeightRequests:
         return self._heap.adapters.needed(model).union(loaded[-1:] if self._is_informed else loaded)
 
     def _catch_up(self, backend_id: str, now: float) -> None:
-        """Ask a backend to load the weights and adapters that it lacks, unless an update of them is in progress.
+        """Ask a backend to load its missing weights and adapters, unless an update of them is in progress.
 
         Adapters' versions that nothing needs are unloaded.
         """
@@ -445,7 +445,7 @@ def _address(backend: Backend) -> EngineAddress:
 
 
 def _version(backend: Backend, model: str) -> int | None:
-    """Return the version of a model that a backend serves; None: it has none of an adapter."""
+    """Return the version of a model that a backend serves; None: it has not loaded the adapter."""
     return backend.weight_version if model == backend.name else backend.adapters.get(model, (None,))[-1]
 
 

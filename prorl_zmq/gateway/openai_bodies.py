@@ -83,7 +83,7 @@ class _Completion(_Common, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request for replies, several of which may share a prompt, and what the answer has of them."""
+    """A request for replies, which may share prompts, and what the answer shows of them."""
 
     asked: Asked
     stream: bool

@@ -90,7 +90,7 @@ class Targets(Body, frozen=True):
         """Return the row of each value, int64 [N].
 
         Raises:
-            CallRefused: it is not a matrix for a prompt of so many tokens.
+            CallRefused: it is not a matrix for a prompt of this length.
         """
         height, width = self.shape
         if height != prompt_tokens - 1:

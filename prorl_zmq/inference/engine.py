@@ -222,7 +222,7 @@ class AdapterEngine(Engine, Protocol):
         """
 
     async def remove_adapter(self, model: str, version: int) -> None:
-        """Forget a version, of which no request runs. An unknown one is ignored.
+        """Forget a version that no running request uses. An unknown version is ignored.
 
         Raises:
             EngineFailed: the engine failed.

@@ -35,7 +35,7 @@ COPY_S = 300.0
 PER_SLOT = 4
 """Most loaded versions for each slot of the engine, which keeps some of them in memory."""
 IN_SERVICE = "in-service"
-"""A file beside the copy of a version that is loaded and not retired."""
+"""A file next to the copy of a version that is loaded and not retired."""
 
 log = logging.getLogger("prorl.engine")
 
@@ -150,7 +150,7 @@ class HostedAdapters:
             self.retire(*other)
 
     def retire(self, model: str, version: int) -> None:
-        """Refuse new requests for a version, and remove it once none of its generations runs.
+        """Refuse new requests for a version, and remove it once its generations have ended.
 
         An unknown version is ignored.
         """

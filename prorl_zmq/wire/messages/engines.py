@@ -93,7 +93,7 @@ class WeightUpdate(Request, frozen=True):
     | `end` | resumes with the weights that the trainer has put into the engine |
     | `cancel` | resumes with the weights that it has; without a `begin` it does nothing |
     | `set` | calls its weights `weight_version` from the next token on: they were changed by other means |
-    | `remove` | unloads all versions of an adapter but those to `keep`, once none of their generations runs |
+    | `remove` | unloads all versions of an adapter but those to `keep`, once their generations have ended |
 
     An engine host replies with `EngineReady` after the step. The backend broker replies after all hosts have; from
     `begin` on it assigns no job to a backend that does not serve this version, and it cancels a `begin` if one engine
