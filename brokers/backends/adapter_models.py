@@ -2,16 +2,16 @@
 
 An adapter is published by its first load, to the backends with adapter slots of one base model. Its jobs go to backends
 that have loaded its wanted version last; a backend that lacks it is asked to load it (see `WeightRequests`), and gets
-none of its jobs until then. An engine unloads a version that is neither wanted nor on its way once no assignment is
-pinned to it.
+none of its jobs until then. An engine unloads a version that is neither wanted nor on its way once no attempt is
+pinned to it (see `version_pins`).
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from ...errors import MalformedMessage, NoBackend
+from .version_pins import VersionPins
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -34,10 +34,7 @@ class AdapterModels:
         self._begun = begun
         self.bases: dict[str, str] = {}
         """The models that adapters adapt, by the adapters' models."""
-        self.pins: Counter[tuple[str, int]] = Counter()
-        """Of a model's version, the assignments that are pinned to it."""
-        self.waiting: dict[str, tuple[str, int]] = {}
-        """The model and version of those pinned jobs that wait for another backend, by their holders."""
+        self.pins = VersionPins()
 
     def __contains__(self, model: str) -> bool:
         return model in self.bases
@@ -79,8 +76,7 @@ class AdapterModels:
 
     def needed(self, model: str) -> set[int]:
         """Return the versions of an adapter that must stay loaded."""
-        pins = (*self.pins, *self.waiting.values())
-        return {version for of_model, version in pins if of_model == model} | self._serving(model)
+        return self.pins.versions(model) | self._serving(model)
 
     def _serving(self, model: str) -> set[int]:
         return {one[model] for one in (self._wanted, self._begun) if model in one and model in self.bases}

@@ -22,7 +22,6 @@ Assignments belong to an owner (a stage process) and are dropped with that owner
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
@@ -284,7 +283,8 @@ class BackendHeap:
             return self._members[held.backend_id].backend
         if held is not None:
             self._release(holder_id)
-        pinned = request.pinned
+        pinned, pins = request.pinned, self.adapters.pins
+        pins.add(request.owner, holder_id, request.attempt, pinned)
         if pinned is not None:
             backend_id = having(self._members.values(), request, pinned)
         else:
@@ -297,6 +297,7 @@ class BackendHeap:
         trial = bool(member.failure)
         if request.pin and pinned is None:
             pinned = member.backend.adapters.get(request.model, (None,))[-1]
+            pins.add(request.owner, holder_id, request.attempt, pinned)
         found = Assignment(backend_id, request.attempt, request.owner, request.request_id, trial, pinned=pinned)
         self._hold(holder_id, found)
         if self._by_group and request.group_id:
@@ -309,6 +310,7 @@ class BackendHeap:
     def adopt(self, owner: str, holder_id: str, held: HeldAssignment) -> None:
         """Record an assignment made by an earlier broker process; a known holder is left unchanged."""
         backend_id, model = held.backend_id, holder_id.partition("/")[2] or POLICY
+        self.adapters.pins.add(owner, holder_id, held.attempt, held.pinned)
         if backend_id is None or backend_id not in self._members or holder_id in self._assignments:
             return
         if self._members[backend_id].backend.name == self.adapters.base(model):
@@ -324,6 +326,7 @@ class BackendHeap:
         return Served(held.backend_id, held.trial)
 
     def release(self, holder_id: str, attempt: int) -> bool:
+        self.adapters.pins.drop(holder_id, attempt)
         held = self._assignments.get(holder_id)
         if held is None or held.attempt > attempt:
             return False
@@ -331,14 +334,15 @@ class BackendHeap:
         return True
 
     def holders(self, job_id: str) -> tuple[str, ...]:
-        """Return all holders of a job that may have an assignment: that of the policy, and those of other models."""
-        return (job_id, *self._besides.get(job_id, ()))
+        """Return all holders of a job that may have an assignment or a pin: the policy's, and those of other models."""
+        return tuple({job_id, *self._besides.get(job_id, ()), *self.adapters.pins.holders(job_id)})
 
     def keep_only(self, owner: str, jobs: Mapping[str, HeldAssignment]) -> None:
         for holder_id in tuple(self._owned[owner].jobs) if owner in self._owned else ():
             named = jobs.get(holder_id)
             if named is None or named.attempt != self._assignments[holder_id].attempt:
                 self._release(holder_id)
+        self.adapters.pins.keep_only(owner, jobs)
 
     def drop_owner(self, owner: str) -> None:
         self.keep_only(owner, {})
@@ -348,7 +352,7 @@ class BackendHeap:
         return self._owned[owner].digest if owner in self._owned else 0
 
     def owners(self) -> Iterable[str]:
-        return self._owned.keys()
+        return self._owned.keys() | self.adapters.pins.owners()
 
     def status(self) -> tuple[BackendStatus, ...]:
         return tuple(
@@ -445,8 +449,6 @@ class BackendHeap:
         owned.digest += assignment_digest(holder_id, held.attempt, held.backend_id)
         if "/" in holder_id:
             self._besides.setdefault(holder_id.partition("/")[0], set()).add(holder_id)
-        if held.pinned is not None:
-            self.adapters.pins[holder_id.partition("/")[2] or POLICY, held.pinned] += 1
         member = self._members[held.backend_id]
         member.jobs.add(holder_id)
         self._rank(member)
@@ -467,8 +469,6 @@ class BackendHeap:
             self._besides[job_id].discard(holder_id)
             if not self._besides[job_id]:
                 del self._besides[job_id]
-        if held.pinned is not None:
-            self.adapters.pins -= Counter([(holder_id.partition("/")[2] or POLICY, held.pinned)])
         member = self._members[held.backend_id]
         member.jobs.discard(holder_id)
         self._rank(member)

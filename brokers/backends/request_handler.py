@@ -110,7 +110,8 @@ class BackendRequestHandler:
     def tick(self, now: float) -> list[Answer]:
         """Drop silent owners and hosts, offer backends on probation, and answer waits that have expired."""
         self._starts.look(now)
-        for owner in [owner for owner in self.heap.owners() if self._owners[owner] + self._lease_s <= now]:
+        silent_since = now - self._lease_s
+        for owner in [one for one in self.heap.owners() if self._owners.get(one, silent_since) <= silent_since]:
             self.heap.drop_owner(owner)
         self._owners = {owner: heard for owner, heard in self._owners.items() if heard + self._lease_s > now}
         self._registry.tick(now)
@@ -299,8 +300,6 @@ class BackendRequestHandler:
             return self._at_last(_Waiting(envelope, msgspec.structs.replace(request, wait_s=0.0), now), now)
         if assigned is None:
             self._waiting.setdefault(request.model, {})[request.job_id] = _Waiting(envelope, _settled(request), now)
-            if request.pinned is not None:
-                self.heap.adapters.waiting[request.holder] = (request.model, request.pinned)
             return self._wait_longer(request)
         return assigned
 
@@ -341,8 +340,7 @@ class BackendRequestHandler:
 
     def _forget_waiting(self, model: str, job_id: str) -> None:
         queue = self._waiting[model]
-        waiting = queue.pop(job_id)
-        self.heap.adapters.waiting.pop(waiting.request.holder, None)
+        del queue[job_id]
         if not queue:
             del self._waiting[model]
 

@@ -290,6 +290,32 @@ def test_a_pinned_job_waits_for_a_backend_with_its_version_and_holds_up_no_other
     assert x.adapters == {"a": (2,)}
 
 
+def test_a_pinned_version_stays_loaded_while_its_jobs_backend_is_lost() -> None:
+    x, y = Host("x"), Host("y")
+    service, held = Service(x, y), HeldAssignments("run-1")
+    service.publish("a", 7)
+    lost = service.given("job", pin=True)
+    held.wait("job/a", 1)
+    held.assigned("job/a", 1, lost, 7)
+    service.publish("a", 8)
+    away = service.hosts.pop(lost)
+    for _ in range(int(LEASE_S) + 1):
+        service.ask(held.report(full=True))
+        service.pass_time(1)
+    assert service.models() == ("a", "policy")
+    assert len(service.ask(ListBackends("list")).backends) == 1
+    service.register(away)
+    service.pass_time(1)
+    assert x.adapters == y.adapters == {"a": (7, 8)}
+    moved = service.assign("job", pin=True, pinned=7, leaving=lost)
+    assert moved.pinned == 7
+    held.release("job/a", 1)
+    service.ask(held.report(full=True))
+    service.release("job")
+    service.pass_time(1)
+    assert x.adapters == y.adapters == {"a": (8,)}
+
+
 def test_a_restarted_broker_keeps_adapters_and_learns_pins_before_it_unloads_a_version() -> None:
     x = Host("x")
     service = Service(x)
