@@ -172,7 +172,10 @@ class UpdateNotBegun(ProrlError):
 
 
 class NoBackend(ProrlError):
-    """No inference backend became available within the wait that the job allows (`job_id`, `waited_s`)."""
+    """No inference backend became available within the wait that the job allows (`job_id`, `waited_s`).
+
+    With `version_gone`, none has the version of an adapter to which the attempt is pinned; another attempt may begin.
+    """
 
 
 class RequestTimeout(ProrlError):

@@ -14,7 +14,7 @@ from ...errors import MalformedMessage, NoBackend
 from .version_pins import VersionPins
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Container, Iterable, Mapping
 
     from ...wire.messages.backends import Assign, Backend
     from ...wire.messages.engines import WeightUpdate
@@ -123,11 +123,25 @@ class AdapterModels:
         return base
 
 
-def having(members: Iterable[Member], request: Assign, version: int) -> str | None:
-    """Return the least loaded backend that has a version of an adapter, and not the left one if there is another."""
-    found = {
-        (member.backend.backend_id == request.leaving, len(member.jobs) / member.backend.weight): member
-        for member in members
-        if member.state == "ready" and version in member.backend.adapters.get(request.model, ())
-    }
-    return found[min(found)].backend.backend_id if found else None
+def having(members: Iterable[Member], request: Assign, offers: Container[str], *, anyhow: bool) -> str | None:
+    """Return the least loaded backend with the version of an adapter to which a job is pinned.
+
+    It is ready, if possible another one than the left one; or it is on probation and offered, or, with `anyhow`, not
+    offered.
+    """
+    found: dict[tuple[int, float], str] = {}
+    for member in members:
+        backend = member.backend
+        if request.pinned not in backend.adapters.get(request.model, ()):
+            continue
+        is_left = backend.backend_id == request.leaving
+        if member.state == "ready":
+            rank = 2 if is_left else 0
+        elif member.state == "probation" and backend.backend_id in offers and not is_left:
+            rank = 1
+        elif member.state == "probation" and anyhow:
+            rank = 3
+        else:
+            continue
+        found[rank, len(member.jobs) / backend.weight] = backend.backend_id
+    return found[min(found)] if found else None

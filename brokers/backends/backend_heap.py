@@ -286,7 +286,7 @@ class BackendHeap:
         pinned, pins = request.pinned, self.adapters.pins
         pins.add(request.owner, holder_id, request.attempt, pinned)
         if pinned is not None:
-            backend_id = having(self._members.values(), request, pinned)
+            backend_id = having(self._members.values(), request, self._offers, anyhow=anyhow)
         else:
             backend_id = self._choose(request, held) or (self._least_bad(request.model) if anyhow else None)
         if backend_id is None:

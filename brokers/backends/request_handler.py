@@ -386,11 +386,14 @@ class BackendRequestHandler:
         elif begun is not None and any(not one.backend.frozen for one in of_model):
             remedy = f"weights {begun} are on their way, and none serves them yet: let its jobs wait longer"
         what = "inference backend" if request.model == POLICY else f"backend of the model {request.model}"
+        has_none = not any(request.pinned in one.backend.adapters.get(request.model, ()) for one in of_model)
+        more = {"version_gone": True} if request.pinned is not None and has_none else {}
         within = f" within {request.wait_s:g} s" if request.wait_s else ""
         error = NoBackend(
             f"no {what} took job {request.job_id}{within}; {remedy}",
             job_id=request.job_id,
             waited_s=now - waiting.since,
+            **more,
         )
         return Refused(request.request_id, error.info())
 

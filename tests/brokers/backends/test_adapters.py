@@ -17,6 +17,7 @@ from prorl_zmq.wire.messages.backends import (
     Backend,
     BackendAlive,
     BackendStatus,
+    GenerationFailed,
     HoldWeights,
     ListBackends,
     ListModels,
@@ -314,6 +315,38 @@ def test_a_pinned_version_stays_loaded_while_its_jobs_backend_is_lost() -> None:
     service.release("job")
     service.pass_time(1)
     assert x.adapters == y.adapters == {"a": (8,)}
+
+
+def test_a_pinned_job_gets_its_backend_back_from_probation() -> None:
+    service = Service(Host("x"))
+    service.publish("a", 7)
+    service.given("first", pin=True), service.given("second", pin=True)
+    service.publish("a", 8)
+    service.ask(GenerationFailed("failed", "first", "x", "the server was restarted"))
+    assert service.assign("first", pin=True, pinned=7, leaving="x") is None
+    assert service.assign("second", pin=True, pinned=7, leaving="x") is None
+    service.pass_time(2)
+    (trial,) = [one for one in service.replies.values() if isinstance(one, Assigned)]
+    assert (trial.backend.backend_id, trial.pinned) == ("x", 7)
+    service.pass_time(4)
+    replies = [one for one in service.replies.values() if isinstance(one, Assigned | Refused)]
+    assert [getattr(one, "pinned", one) for one in replies] == [7, 7]
+
+
+def test_a_pinned_attempt_whose_version_is_gone_may_be_tried_again() -> None:
+    x = Host("x")
+    service = Service(x)
+    service.publish("a", 1)
+    service.given("job", pin=True)
+    service.publish("a", 2)
+    x.backend = replace(x.backend, adapters={"a": (2,)}, life="2")
+    service.register(x)
+    assert service.assign("job", pin=True, pinned=1, leaving="x", wait_s=2.0) is None
+    service.pass_time(3)
+    (refused,) = [one for one in service.replies.values() if isinstance(one, Refused)]
+    assert refused.error.code == "no_backend"
+    assert refused.error.fields["version_gone"] is True
+    assert "none has version 1 of the adapter" in refused.error.message
 
 
 def test_a_restarted_broker_keeps_adapters_and_learns_pins_before_it_unloads_a_version() -> None:
