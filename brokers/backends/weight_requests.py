@@ -238,7 +238,7 @@ class WeightRequests:
         self._is_informed = self._informed_at <= now
         for backend in self._heap.backends():
             if backend.adapters or backend.adapter_slots:
-                self._catch_up(backend.backend_id, now)
+                self._catch_up_adapters(backend.backend_id, now)
 
     def next_deadline(self) -> float | None:
         return min((one.until for one in self._under_way.values()), default=None)
@@ -315,18 +315,22 @@ class WeightRequests:
         return self._heap.adapters.needed(model).union(loaded[-1:] if self._is_informed else loaded)
 
     def _catch_up(self, backend_id: str, now: float) -> None:
-        """Ask a backend to load its missing weights and adapters, unless an update of them is in progress.
-
-        Adapters' versions that nothing needs are unloaded.
-        """
+        """Ask a backend to load the weights and adapters that it lacks, unless an update of them is in progress."""
         member = self._heap.member(backend_id)
         backend, wanted = member.backend, self._heap.wanted_version(member.backend.name)
         if not backend.frozen and backend.weight_version < wanted and self._load(backend, backend.name, wanted, now):
             path = self._updates.of(backend.name).path
             self._heap.note_catch_up(backend_id, f"it is loading them from {path}")
-        for model, version in self._heap.adapters.missing(backend).items():
-            if model not in member.adapter_notes:
-                self._load(backend, model, version, now)
+        self._catch_up_adapters(backend_id, now)
+
+    def _catch_up_adapters(self, backend_id: str, now: float) -> None:
+        """Ask a backend to load adapters once it has the weights that they adapt, and to unload unneeded versions."""
+        member = self._heap.member(backend_id)
+        backend = member.backend
+        if not member.needed_version and member.awaited is None:
+            for model, version in self._heap.adapters.missing(backend).items():
+                if model not in member.adapter_notes:
+                    self._load(backend, model, version, now)
         for model, versions in backend.adapters.items():
             if not self._needed(backend, model).issuperset(versions):
                 self._ask_alone(backend, WeightUpdate(new_id(), "remove", 0, model=model), now)

@@ -152,6 +152,52 @@ def test_the_base_keeps_its_weights_while_adapters_of_it_are_loaded(in_world: In
     in_world(test)
 
 
+def test_adapters_are_not_loaded_while_the_base_gets_other_weights(in_world: InWorld, tmp_path: Path) -> None:
+    async def test(world: Any) -> None:
+        client, adapters, gate = world.raw(), world.host._adapters, asyncio.Event()
+        await told(client, codec.encode(WeightUpdate("u", step="begin", weight_version=9)))
+        reply = await load(client, tmp_path, 1)
+        assert "the engine gets new weights now: load adapters afterwards" in reply.error.message
+        await told(client, codec.encode(WeightUpdate("u", step="cancel", weight_version=9)))
+
+        async def slow(*_: Any) -> None:
+            await gate.wait()
+
+        world.engine.load_adapter = slow
+        loading = asyncio.create_task(adapters.load("a", 1, saved(tmp_path / "given", b"one")))
+        await asyncio.sleep(0)
+        with pytest.raises(EngineFailed, match="adapters of the present weights are being loaded"):
+            adapters.check_none()
+        gate.set()
+        await loading
+        assert adapters.current == {"a": 1}
+
+    in_world(test)
+
+
+@pytest.mark.parametrize("version", [5, 6])
+def test_a_new_host_waits_for_the_weights_that_its_adapters_adapt(
+    in_world: InWorld, tmp_path: Path, version: int
+) -> None:
+    async def test(world: Any) -> None:
+        folder = world.folder / "others" / "service"
+        await world.engine.set_weight_version(5)
+        await HostedAdapters(world.engine, folder).load("a", 3, saved(tmp_path / "given", b"a 3"))
+        world.engine.loaded.clear()
+        await world.engine.set_weight_version(0)
+        after = HostedAdapters(world.engine, folder)
+        await after.restore()
+        after.check_none()
+        assert world.engine.loaded == {}
+        assert copies(world, "others") == [b"a 3"]
+        await world.engine.set_weight_version(version)
+        await after.weights_changed()
+        assert after.current == ({"a": 3} if version == 5 else {})
+        assert copies(world, "others") == ([b"a 3"] if version == 5 else [])
+
+    in_world(test)
+
+
 def test_a_new_host_loads_what_was_in_service(in_world: InWorld, tmp_path: Path) -> None:
     """As after `kill -9`: nothing was closed, and half a copy is left."""
 

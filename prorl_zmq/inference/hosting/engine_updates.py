@@ -42,6 +42,11 @@ class EngineUpdates:
         self._one_change = asyncio.Lock()
         self._giving_up: set[asyncio.Task[None]] = set()
 
+    def check_none(self) -> None:
+        """Raise `EngineFailed` while an update is begun, or a call changes the weights."""
+        if self._begun is not None or self._one_change.locked():
+            raise EngineFailed("the engine gets new weights now: load adapters afterwards", refused=True)
+
     async def update(self, request: WeightUpdate) -> None:
         """Do one step of an update; raises as its method does."""
         version = request.weight_version

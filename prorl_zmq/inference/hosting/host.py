@@ -397,11 +397,15 @@ class EngineHost:
         began = time.monotonic()
         try:
             if request.model != self._options.name:
+                if request.step == "load":
+                    self._updates.check_none()
                 await self._adapters.update(request)
             else:
                 if request.step in ("load", "begin", "set"):
                     self._adapters.check_none()
                 await self._updates.update(request)
+                if request.step in ("load", "end", "set"):
+                    await self._adapters.weights_changed()
         except asyncio.CancelledError:
             stopped = EngineFailed(f"the engine host stopped before it served weights {request.weight_version}")
             self._send(envelope, Refused(request.request_id, stopped.info()))

@@ -35,7 +35,7 @@ COPY_S = 300.0
 PER_SLOT = 4
 """Most loaded versions for each slot of the engine, which keeps some of them in memory."""
 IN_SERVICE = "in-service"
-"""A file next to the copy of a version that is loaded and not retired."""
+"""A file beside the copy of a version that is loaded and not retired: the weight version of its base."""
 
 log = logging.getLogger("prorl.engine")
 
@@ -61,6 +61,9 @@ class HostedAdapters:
         self._folder = folder if engine.description.adapter_slots else None
         self._versions: dict[tuple[str, int], _Version] = {}
         self._current: dict[str, int] = {}
+        self._left: dict[Path, str] = {}
+        """Copies that an earlier host had in service on other weights, and the versions of these."""
+        self._loading = 0
         self._one_change = asyncio.Lock()
         self._removals: set[asyncio.Task[None]] = set()
 
@@ -79,30 +82,60 @@ class HostedAdapters:
         }
 
     async def restore(self) -> None:
-        """Load the versions that an earlier host had in service, and delete what else earlier hosts left."""
+        """Load the versions that an earlier host had in service, and delete what else earlier hosts left.
+
+        Versions of other weights than the engine's wait for these (see `weights_changed`).
+
+        Raises:
+            EngineFailed: the engine cannot load one now; the next host tries again.
+        """
         if self._folder is None or not self._folder.parent.is_dir():
             return
         for other in self._folder.parent.iterdir():
             if other != self._folder:
                 _delete(other)
-        found: list[tuple[int, Path]] = []
+        found: list[tuple[int, Path, str]] = []
         for folder in self._folder.glob("*"):
+            mark = folder / IN_SERVICE
             try:
-                found.append(((folder / IN_SERVICE).stat().st_mtime_ns, folder))
+                found.append((mark.stat().st_mtime_ns, folder, mark.read_text()))
             except OSError:
                 _delete(folder)
-        for _, folder in sorted(found):
-            model, _, version = folder.name.rpartition("-")[0].rpartition("@")
-            (folder / IN_SERVICE).unlink()  # if the engine dies of it, the next host leaves it out
-            try:
-                await self._engine.load_adapter(model, int(version), folder)
-            except (InvalidWeights, ValueError) as error:
-                log.warning("an adapter of an earlier life is not served: %s", error)
-                _delete(folder)
-            else:
-                (folder / IN_SERVICE).touch()
-                self._versions[model, int(version)] = _Version(folder)
-                self._current[model] = int(version)
+        self._left = {folder: base for _, folder, base in sorted(found)}
+        await self._load_left()
+
+    async def weights_changed(self) -> None:
+        """Load the versions that an earlier host had in service on the engine's new weights; forget those of others."""
+        try:
+            await self._load_left()
+        except EngineFailed as error:
+            log.warning("adapters of an earlier life are not served: %s", error.message)
+        for folder in [one for one, of_base in self._left.items() if of_base != str(self._engine.weight_version)]:
+            del self._left[folder]
+            _delete(folder)
+
+    async def _load_left(self) -> None:
+        base = str(self._engine.weight_version)
+        self._loading += 1
+        try:
+            for folder in [one for one, of_base in self._left.items() if of_base == base]:
+                await self._load_again(folder)
+                del self._left[folder]
+        finally:
+            self._loading -= 1
+
+    async def _load_again(self, folder: Path) -> None:
+        model, _, version = folder.name.rpartition("-")[0].rpartition("@")
+        (folder / IN_SERVICE).unlink()  # if the engine dies of it, the next host leaves it out
+        try:
+            await self._engine.load_adapter(model, int(version), folder)
+        except (InvalidWeights, ValueError) as error:
+            log.warning("an adapter of an earlier life is not served: %s", error)
+            _delete(folder)
+        else:
+            self._mark(folder)
+            self._versions[model, int(version)] = _Version(folder)
+            self._current[model] = int(version)
 
     async def update(self, request: WeightUpdate) -> None:
         """Do one step of an update of an adapter, which is `load` or `remove`; raise as `load` does."""
@@ -134,15 +167,19 @@ class HostedAdapters:
         """
         if self._folder is None:
             raise EngineFailed(f"{model} is not served here, and this engine takes no adapters", refused=True)
-        async with self._one_change:
-            copy = self._folder / f"{model}@{version}-{new_id()[:12]}"
-            try:
-                await read_in_time(COPY_S, _copy, path, copy)
-                await self._take(model, version, path, copy)
-            except BaseException:
-                _delete(copy)
-                raise
-            self._current[model] = version
+        self._loading += 1
+        try:
+            async with self._one_change:
+                copy = self._folder / f"{model}@{version}-{new_id()[:12]}"
+                try:
+                    await read_in_time(COPY_S, _copy, path, copy)
+                    await self._take(model, version, path, copy)
+                except BaseException:
+                    _delete(copy)
+                    raise
+                self._current[model] = version
+        finally:
+            self._loading -= 1
         self._retire_all_but(model, (version, *keep))
 
     def _retire_all_but(self, model: str, versions: Collection[int]) -> None:
@@ -184,12 +221,11 @@ class HostedAdapters:
             self._remove_idle((model, number), found)
 
     def check_none(self) -> None:
-        """Raise `EngineFailed` while adapters are loaded: they belong to the engine's present weights."""
-        if self._current:
+        """Raise `EngineFailed` while adapters are or get loaded: they belong to the engine's present weights."""
+        if self._current or self._loading:
+            named = f"loaded ({', '.join(sorted(self._current))})" if self._current else "being loaded"
             raise EngineFailed(
-                f"adapters of the present weights are loaded ({', '.join(sorted(self._current))}): remove them before "
-                "the engine gets others",
-                refused=True,
+                f"adapters of the present weights are {named}: remove them before the engine gets others", refused=True
             )
 
     async def close(self) -> None:
@@ -218,8 +254,11 @@ class HostedAdapters:
             await self._engine.load_adapter(model, version, copy)
         except InvalidWeights as error:
             raise InvalidWeights(error.message.replace(str(copy), str(path)), path=str(path)) from error
-        (copy / IN_SERVICE).touch()
+        self._mark(copy)
         self._versions[model, version] = _Version(copy)
+
+    def _mark(self, copy: Path) -> None:
+        (copy / IN_SERVICE).write_text(str(self._engine.weight_version))
 
     def _remove_idle(self, key: tuple[str, int], version: _Version) -> None:
         if version.retired and not version.running and self._versions.get(key) is version:

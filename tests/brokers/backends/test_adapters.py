@@ -33,8 +33,8 @@ NOW = 100.0
 class Host:
     """An engine host with adapter slots: what it has loaded, and what it refuses."""
 
-    def __init__(self, name: str, base: str = "policy", slots: int = 2) -> None:
-        self.backend = Backend(backend_id=name, endpoint=f"ipc://{name}", name=base, frozen=True, adapter_slots=slots)
+    def __init__(self, name: str, base: str = "policy", slots: int = 2, *, frozen: bool = True) -> None:
+        self.backend = Backend(backend_id=name, endpoint=f"ipc://{name}", name=base, frozen=frozen, adapter_slots=slots)
         self.failure: ProrlError | None = None
         self.asked: list[tuple[str, str, int]] = []
 
@@ -46,6 +46,9 @@ class Host:
         self.asked.append((request.step, request.model, request.weight_version))
         if self.failure is not None:
             return self.failure
+        if request.model == self.backend.name:
+            self.backend = replace(self.backend, weight_version=request.weight_version)
+            return None
         loaded = self.adapters.get(request.model, ())
         kept = tuple(one for one in loaded if one in request.keep and one != request.weight_version)
         if request.step == "load":
@@ -87,7 +90,7 @@ class Service:
                 self._note(self.handler.engine_answered(call.request.request_id, error, self.now))
 
     def _announce(self, host: Host) -> None:
-        alive = BackendAlive("alive", host.backend.backend_id, 0, adapters=host.adapters)
+        alive = BackendAlive("alive", host.backend.backend_id, host.backend.weight_version, adapters=host.adapters)
         self._note(self.handler.handle([b"alive", b""], alive, self.now))
 
     def _note(self, answers: Any) -> None:
@@ -210,6 +213,20 @@ def test_a_backend_without_the_adapter_loads_it_before_it_gets_its_jobs() -> Non
     service.register(y)
     assert y.asked[-1] == ("load", "a", 7)
     assert service.given("next") == "y"
+
+
+def test_a_late_engine_loads_the_bases_weights_before_adapters_of_them() -> None:
+    x, y, z = (Host(name, frozen=False) for name in "xyz")
+    service = Service(x)
+    service.publish("policy", 5), service.publish("a", 1)
+    service.register(y)
+    service.pass_time(1)
+    assert y.asked == [("load", "policy", 5), ("load", "a", 1)]
+    z.failure = InvalidWeights("no such folder", path="/adapters/policy/5")
+    service.register(z)
+    service.pass_time(5)
+    assert z.asked == [("load", "policy", 5)], "it is not asked again and again"
+    assert service.status("z").state == "behind"
 
 
 def test_jobs_wait_for_a_killed_engine_that_lost_its_adapter() -> None:
