@@ -42,7 +42,7 @@ from .dialects import Text, Turn
 from .known_weights import KnownWeights
 from .pause import ServerPause
 from .probe import START_S, probe, vocabulary_of
-from .server_adapters import ServerAdapters, name_of
+from .server_adapters import ServerAdapters
 from .weight_updates import SglangUpdates, VllmUpdates
 
 if TYPE_CHECKING:
@@ -175,14 +175,12 @@ class HttpEngine:
         job_id: str,  # noqa: ARG002 - servers log under their own names
         wanted: Wanted = NOTHING_MORE,
     ) -> Generation:
-        if wanted.adapter is not None:
-            self._adapters.check(wanted.adapter)
+        name = "" if wanted.adapter is None else self._adapters.name(wanted.adapter)
         check_prompt(token_ids, self._description)
         asked, rows = asked_records(wanted, len(token_ids), sampling, self._description), wanted.rows_known
         if self._description.context_tokens:
             room = self._description.context_tokens - len(token_ids)
             sampling = msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, room))
-        name = "" if wanted.adapter is None else name_of(wanted.adapter)
         parts: list[Generation] = []
         prompt, left = token_ids, sampling
         while True:

@@ -19,7 +19,6 @@ from prorl_zmq.inference.adapters import WEIGHTS
 from prorl_zmq.inference.engine import NOTHING_MORE, Wanted
 from prorl_zmq.inference.hosting.hosted_adapters import HostedAdapters
 from prorl_zmq.inference.http.http_engine import HttpEngine
-from prorl_zmq.inference.http.server_adapters import name_of
 from prorl_zmq.wire.messages.jobs import Sampling
 
 if TYPE_CHECKING:
@@ -137,7 +136,8 @@ def test_an_adapter_that_the_server_lost_comes_back(
         async with served(server, api, tmp_path) as serving:
             await serving.adapters.load("a", 1, saved["a"])
             before = await serving.ask("a", prompt)
-            await serving.engine._adapters._post("/v1/unload_lora_adapter", {"lora_name": name_of(("a", 1))})
+            name = serving.engine._adapters.name(("a", 1))
+            await serving.engine._adapters._post("/v1/unload_lora_adapter", {"lora_name": name})
             after = await serving.ask("a", prompt)
             assert after.token_ids.tolist() == before.token_ids.tolist()
             assert serving.distance(saved["a"], prompt, after).max() < CLOSE

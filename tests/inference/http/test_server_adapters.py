@@ -97,9 +97,9 @@ def test_requests_name_the_adapters_version(engine_of: Any, tmp_path: Path) -> N
             assert engine.description.adapter_slots == 2
             path = small_adapter(tmp_path / "given")
             await engine.load_adapter("a", 7, path)
-            assert adapters.paths == {"a@7": str(path)}
+            assert adapters.paths == {"given": str(path)}
             assert await ask(engine, "a", 7) == (VersionSpan(7, 0, 4),)
-            assert server.requests[-1][1]["model"] == "a@7"
+            assert server.requests[-1][1]["model"] == "given"
             done = await engine.generate(PROMPT, Sampling(max_tokens=4), (), "job")
             assert done.spans == (VersionSpan(0, 0, 4),)
             assert server.requests[-1][1].get("model", "base") == "base"
@@ -119,20 +119,44 @@ def test_a_server_that_was_started_again_gets_its_adapters_back(engine_of: Any, 
             await engine.load_adapter("a", 7, path)
             adapters.paths.clear()
             assert await ask(engine, "a", 7) == (VersionSpan(7, 0, 4),)
-            assert adapters.paths == {"a@7": str(path)}
+            assert adapters.paths == {"given": str(path)}
             adapters.paths.clear()
             await engine.remove_adapter("a", 7)
 
     asyncio.run(main())
 
 
-def test_a_version_of_an_earlier_host_is_replaced(engine_of: Any, tmp_path: Path) -> None:
+def test_many_requests_bring_an_adapter_back_together(engine_of: Any, tmp_path: Path) -> None:
     async def main() -> None:
-        async with engine_of() as (engine, _, adapters):
-            adapters.paths["a@7"] = "/elsewhere"
-            path = small_adapter(tmp_path / "given")
+        async with engine_of() as (engine, server, adapters):
+            await engine.load_adapter("a", 7, small_adapter(tmp_path / "given"))
+            adapters.paths.clear()
+            assert await asyncio.gather(*(ask(engine, "a", 7) for _ in range(8))) == [(VersionSpan(7, 0, 4),)] * 8
+            assert server.asked(UNLOAD) == []
+
+    asyncio.run(main())
+
+
+def test_other_hosts_adapters_of_the_same_server_stay(engine_of: Any, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with engine_of() as (engine, server, adapters):
+            path = small_adapter(tmp_path / "a@7-given")
+            adapters.paths |= {"a@7-other": "/other", "a@7-given": str(path)}  # the second by an earlier host
             await engine.load_adapter("a", 7, path)
-            assert adapters.paths == {"a@7": str(path)}
+            assert adapters.paths == {"a@7-other": "/other", "a@7-given": str(path)}
+            assert server.asked(UNLOAD) == []
+            await engine.remove_adapter("a", 7)
+            assert adapters.paths == {"a@7-other": "/other"}
+
+    asyncio.run(main())
+
+
+def test_a_busy_server_does_not_blame_the_adapter(engine_of: Any, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with engine_of() as (engine, server, _):
+            server.handlers[LOAD] = lambda _: error(429, "busy")
+            with pytest.raises(EngineFailed, match=r"does not load the adapter in .*given now: .*busy"):
+                await engine.load_adapter("a", 7, small_adapter(tmp_path / "given"))
 
     asyncio.run(main())
 
