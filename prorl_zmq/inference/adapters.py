@@ -29,7 +29,7 @@ CONFIG_LIMIT_BYTES = 2**20
 PREFIX = "base_model.model."
 """PEFT's, of the names of all tensors."""
 PARTS = ("lora_A", "lora_B")
-PLAIN_STARTS = {True, False, None, "gaussian", "eva", "orthogonal", "mica", "lora_ga"}
+PLAIN_STARTS = {True, False, None, "gaussian", "eva", "orthogonal", "mica"}
 """Values of `init_lora_weights` that leave the base's weights as they are."""
 NOT_LINEAR = {"lm_head", "embed_tokens"}
 """Adapters of the output layer and the embeddings: engines support them in part, or ignore them."""

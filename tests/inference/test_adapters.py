@@ -71,6 +71,7 @@ def test_some_layers_only(base: Path, tmp_path: Path) -> None:
         ({"rank_pattern": {"q_proj": 4}}, "it has rank_pattern"),
         ({"trainable_token_indices": [3]}, "it has trainable_token_indices"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4', which changes"),
+        ({"init_lora_weights": "lora_ga"}, "init_lora_weights is 'lora_ga', which changes"),
         ({"init_lora_weights": ["x"]}, "init_lora_weights"),
     ],
 )
