@@ -163,10 +163,10 @@ class BackendBroker:
     def _note(self, *, tick: bool) -> None:
         """Write changes to the journal; after a failure, the next change or tick retries."""
         changes, weights = self._handler.take_changes(), self._handler.take_weights()
-        unwritten = self._unwritten or self._unwritten_weights
-        if self._journal is not None and (changes or weights or (tick and unwritten)):
+        unwritten = self._unwritten or self._unwritten_weights is not None
+        if self._journal is not None and (changes or weights is not None or (tick and unwritten)):
             self._unwritten.update(changes)
-            self._unwritten_weights = weights or self._unwritten_weights
+            self._unwritten_weights = weights if weights is not None else self._unwritten_weights
             try:
                 self._journal.write(self._unwritten, self._unwritten_weights)
                 self._unwritten, self._unwritten_weights = {}, None

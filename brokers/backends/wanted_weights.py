@@ -177,13 +177,21 @@ class ModelUpdates:
         self._forgotten = self._models.pop(model, None) is not None or self._forgotten
         self._heap.set_base(model, None)
 
+    def forget_unpublished(self, model: str) -> None:
+        """Forget an adapter that has neither a version nor an update in progress."""
+        adapters = self._heap.adapters
+        if model in adapters and model not in adapters.published() and self.under_way(model) is None:
+            self.forget(model)
+
     def under_way(self, model: str) -> int | None:
         """Return the version of a model's update in progress; None if there is none."""
         return self._models[model].version if model in self._models else None
 
     def tick(self, now: float) -> bool:
         """Give up updates that are late; return whether there was one."""
-        late = [weights for weights in self._models.values() if weights.tick(now)]
+        late = [model for model, weights in self._models.items() if weights.tick(now)]
+        for model in late:
+            self.forget_unpublished(model)
         return bool(late)
 
     def next_deadline(self) -> float | None:
@@ -202,3 +210,4 @@ class ModelUpdates:
         """Restore an earlier process's records; see `WantedWeights.restore`."""
         for record in records:
             self.of(record.model).restore(record, now, of_before=of_before)
+            self.forget_unpublished(record.model)

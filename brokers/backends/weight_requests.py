@@ -435,8 +435,7 @@ class WeightRequests:
     def _cancel(self, request: WeightUpdate) -> None:
         if self._updates.of(request.model).cancel(request.weight_version):
             self._registry.note_all()
-        if request.model in self._heap.adapters and request.model not in self._heap.adapters.published():
-            self._updates.forget(request.model)
+        self._updates.forget_unpublished(request.model)
 
     def _note_failures(self, under_way: _UnderWay) -> None:
         for backend_id, error in under_way.outcomes.items():

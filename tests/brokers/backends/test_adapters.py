@@ -395,6 +395,21 @@ def test_a_restarted_broker_keeps_adapters_and_learns_pins_before_it_unloads_a_v
     assert x.asked[-1] == ("remove", "a", 0)
 
 
+@pytest.mark.parametrize("of_before", [False, True])
+def test_an_adapter_whose_first_load_did_not_end_is_forgotten(*, of_before: bool) -> None:
+    service = Service(Host("x"))
+    update = WeightUpdate("load", "load", 7, "/a", timeout_s=20.0, model="a")
+    service.handler.handle([b"load", b""], update, service.now)
+    weights = service.handler.take_weights()
+    assert weights is not None
+    again = Service()
+    again.handler.restore([], again.now, of_before=of_before, weights=weights)
+    again.register(Host("x"))
+    again.pass_time(0 if of_before else 60)
+    assert again.handler.take_weights() == ()
+    assert again.ask(AddBackend("add", Backend(backend_id="a", endpoint="ipc://a", name="a"))) == Done("add")
+
+
 def test_a_removed_model_is_unloaded_also_by_a_host_that_was_away() -> None:
     x, y = Host("x"), Host("y")
     service = Service(x, y)

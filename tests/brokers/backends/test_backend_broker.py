@@ -13,6 +13,7 @@ import zmq
 from key_folders import KeyFolders
 
 from prorl_zmq.brokers.backends.backend_broker import BackendBroker
+from prorl_zmq.brokers.backends.backend_journal import BackendJournal
 from prorl_zmq.config import BackendBrokerSettings, SecuritySettings, ServiceSettings, Topology
 from prorl_zmq.security.keyring import WORKER, Keyring
 from prorl_zmq.wire import codec
@@ -209,3 +210,25 @@ def test_an_engine_host_of_another_version_is_refused_with_both_numbers(world: W
     assert isinstance(reply, Refused)
     assert (reply.error.code, reply.error.fields) == ("version_mismatch", {"ours": PROTOCOL_VERSION, "theirs": theirs})
     assert world.ask(ListBackends("l")).backends == ()  # type: ignore[union-attr]
+
+
+def test_the_removal_of_the_only_adapter_is_written_to_the_journal(world: World) -> None:
+    world.stop()
+    topology = Topology(
+        service=ServiceSettings(run_dir=str(world.folder)),
+        backend_broker=BackendBrokerSettings(endpoint=f"ipc://{world.folder}/second"),
+    )
+    with BackendJournal(world.folder / "journal") as journal:
+        broker = BackendBroker(topology, journal)
+        handler, envelope = broker._handler, [b"client", b""]
+        handler.handle(envelope, AddBackend("add", Backend(backend_id="x", endpoint="ipc://x", adapter_slots=2)), 0.0)
+        written: list[list[tuple[str, int]]] = []
+        for step, version, path in (("load", 7, "/a"), ("remove", 0, "")):
+            handler.handle(envelope, WeightUpdate(step, step, version, path, model="a"), 0.0)
+            for call in handler.weights.take_calls():
+                handler.engine_answered(call.request.request_id, None, 0.0)
+            broker._note(tick=False)
+            written.append([(one.model, one.wanted) for one in journal.load_weights()])
+        broker._close()
+    world.start()
+    assert written == [[("a", 7)], []]

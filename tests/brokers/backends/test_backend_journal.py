@@ -106,7 +106,8 @@ def test_a_restart_changes_nothing(events: list[tuple[Any, bool]]) -> None:
                 remembered.pop(name, None)
             else:
                 remembered[name] = change
-        weights = restarted.take_weights() or weights
+        changed = restarted.take_weights()
+        weights = weights if changed is None else changed
         if restarts:
             restarted = BackendRequestHandler(LEASE_S)
             restarted.restore(remembered.values(), now, weights=weights)
