@@ -230,6 +230,74 @@ def test_a_new_host_loads_what_was_in_service(in_world: InWorld, tmp_path: Path)
     in_world(test)
 
 
+def test_a_new_host_that_cannot_load_now_loses_nothing(in_world: InWorld, tmp_path: Path) -> None:
+    async def test(world: Any) -> None:
+        folder = world.folder / "others" / "service"
+        before = HostedAdapters(world.engine, folder)
+        for model in ("a", "b"):
+            await before.load(model, 1, saved(tmp_path / "given", model.encode()))
+
+        async def unreachable(*_: Any) -> None:
+            raise EngineFailed("its server is away", unreachable=True)
+
+        world.engine.load_adapter = unreachable
+        with pytest.raises(EngineFailed, match="away"):
+            await HostedAdapters(world.engine, folder).restore()
+        del world.engine.load_adapter
+        after = HostedAdapters(world.engine, folder)
+        await after.restore()
+        assert after.current == {"a": 1, "b": 1}
+
+    in_world(test)
+
+
+def test_a_load_during_the_start_comes_after_what_was_in_service(in_world: InWorld, tmp_path: Path) -> None:
+    async def test(world: Any) -> None:
+        folder, gate = world.folder / "others" / "service", asyncio.Event()
+        await HostedAdapters(world.engine, folder).load("a", 1, saved(tmp_path / "given", b"one"))
+
+        async def slow(*_: Any) -> None:
+            await gate.wait()
+
+        world.engine.load_adapter = slow
+        after = HostedAdapters(world.engine, folder)
+        restoring = asyncio.create_task(after.restore())
+        await asyncio.sleep(0)
+        loading = asyncio.create_task(after.load("a", 2, saved(tmp_path / "given", b"two")))
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(restoring, loading)
+        assert after.current == {"a": 2}
+        await after.close()
+
+    in_world(test)
+
+
+def test_a_version_that_ends_engines_is_refused(in_world: InWorld, tmp_path: Path) -> None:
+    async def test(world: Any) -> None:
+        folder, given = world.folder / "others" / "service", tmp_path / "given"
+
+        async def dies(*_: Any) -> None:
+            raise EngineFailed("out of memory", fatal=True)
+
+        world.engine.load_adapter = dies
+        for _ in range(2):
+            host = HostedAdapters(world.engine, folder)
+            await host.restore()
+            with pytest.raises(EngineFailed, match="out of memory"):
+                await host.load("a", 1, saved(given, b"one"))
+        del world.engine.load_adapter
+        last = HostedAdapters(world.engine, folder)
+        await last.restore()
+        with pytest.raises(InvalidWeights, match="2 engine hosts ended while they loaded version 1 of a"):
+            await last.load("a", 1, given)
+        assert copies(world, "others") == [b"one", b"one"]
+        await last.load("a", 1, saved(given, b"repaired"))
+        assert copies(world, "others") == [b"repaired"]
+
+    in_world(test)
+
+
 def test_a_host_without_a_folder_takes_no_adapters(in_world: InWorld, tmp_path: Path) -> None:
     async def test(world: Any) -> None:
         adapters = HostedAdapters(world.engine, None)

@@ -36,6 +36,10 @@ PER_SLOT = 4
 """Most loaded versions for each slot of the engine, which keeps some of them in memory."""
 IN_SERVICE = "in-service"
 """A file beside the copy of a version that is loaded and not retired: the weight version of its base."""
+LOADING = "loading"
+"""In its place while the engine loads the version: if the host ends meanwhile, the version may be why."""
+ENDS = 2
+"""How many hosts may end while they load a version; then it is refused."""
 
 log = logging.getLogger("prorl.engine")
 
@@ -63,6 +67,8 @@ class HostedAdapters:
         self._current: dict[str, int] = {}
         self._left: dict[Path, str] = {}
         """Copies that an earlier host had in service on other weights, and the versions of these."""
+        self._suspects: dict[tuple[str, int], list[Path]] = {}
+        """Copies during whose loading earlier hosts ended."""
         self._loading = 0
         self._one_change = asyncio.Lock()
         self._removals: set[asyncio.Task[None]] = set()
@@ -100,7 +106,10 @@ class HostedAdapters:
             try:
                 found.append((mark.stat().st_mtime_ns, folder, mark.read_text()))
             except OSError:
-                _delete(folder)
+                if (folder / LOADING).exists() and (key := _key(folder)) is not None:
+                    self._suspects.setdefault(key, []).append(folder)
+                else:
+                    _delete(folder)
         self._left = {folder: base for _, folder, base in sorted(found)}
         await self._load_left()
 
@@ -118,24 +127,32 @@ class HostedAdapters:
         base = str(self._engine.weight_version)
         self._loading += 1
         try:
-            for folder in [one for one, of_base in self._left.items() if of_base == base]:
-                await self._load_again(folder)
-                del self._left[folder]
+            async with self._one_change:  # requests to load newer versions may come already
+                for folder in [one for one, of_base in self._left.items() if of_base == base]:
+                    await self._load_again(folder)
+                    del self._left[folder]
         finally:
             self._loading -= 1
 
     async def _load_again(self, folder: Path) -> None:
-        model, _, version = folder.name.rpartition("-")[0].rpartition("@")
-        (folder / IN_SERVICE).unlink()  # if the engine dies of it, the next host leaves it out
+        key = _key(folder)
+        if key is None or key in self._versions:
+            _delete(folder)
+            return
+        (folder / IN_SERVICE).rename(folder / LOADING)
         try:
-            await self._engine.load_adapter(model, int(version), folder)
-        except (InvalidWeights, ValueError) as error:
+            await self._engine.load_adapter(*key, folder)
+        except InvalidWeights as error:
             log.warning("an adapter of an earlier life is not served: %s", error)
             _delete(folder)
-        else:
-            self._mark(folder)
-            self._versions[model, int(version)] = _Version(folder)
-            self._current[model] = int(version)
+            return
+        except BaseException as error:
+            if not _is_fatal(error):
+                (folder / LOADING).rename(folder / IN_SERVICE)
+            raise
+        (folder / LOADING).rename(folder / IN_SERVICE)
+        self._versions[key] = _Version(folder)
+        self._current[key[0]] = key[1]
 
     async def update(self, request: WeightUpdate) -> None:
         """Do one step of an update of an adapter, which is `load` or `remove`; raise as `load` does."""
@@ -144,6 +161,7 @@ class HostedAdapters:
                 await self.load(request.model, request.weight_version, Path(request.path), request.keep)
             case "remove":
                 self._retire_all_but(request.model, request.keep)
+                self._forget_suspects(request.model)
             case step:
                 raise EngineFailed(
                     f"the step {step} is for an engine's own weights; of the adapter {request.model} load a folder",
@@ -174,13 +192,20 @@ class HostedAdapters:
                 try:
                     await read_in_time(COPY_S, _copy, path, copy)
                     await self._take(model, version, path, copy)
-                except BaseException:
-                    _delete(copy)
+                except BaseException as error:
+                    if not _is_fatal(error):
+                        _delete(copy)
                     raise
                 self._current[model] = version
         finally:
             self._loading -= 1
         self._retire_all_but(model, (version, *keep))
+        self._forget_suspects(model)
+
+    def _forget_suspects(self, model: str) -> None:
+        for key in [key for key in self._suspects if key[0] == model]:
+            for folder in self._suspects.pop(key):
+                _delete(folder)
 
     def _retire_all_but(self, model: str, versions: Collection[int]) -> None:
         for other in [each for each in self._versions if each[0] == model and each[1] not in versions]:
@@ -250,15 +275,23 @@ class HostedAdapters:
         limit = PER_SLOT * self._engine.description.adapter_slots
         if len(self._versions) >= limit:
             raise EngineFailed(f"{limit} versions of adapters are loaded, the most for this engine; remove one")
+        suspects = self._suspects.get((model, version), ())
+        if sum([await run_aside(_same, copy, folder) for folder in suspects]) >= ENDS:
+            raise InvalidWeights(
+                f"{len(suspects)} engine hosts ended while they loaded version {version} of {model} from such a "
+                "folder; publish a new version",
+                path=str(path),
+            )
+        try:
+            (copy / LOADING).write_text(str(self._engine.weight_version))
+        except OSError as error:
+            raise EngineFailed(f"no copy of an adapter can be kept in {copy.parent}: {error}") from error
         try:
             await self._engine.load_adapter(model, version, copy)
         except InvalidWeights as error:
             raise InvalidWeights(error.message.replace(str(copy), str(path)), path=str(path)) from error
-        self._mark(copy)
+        (copy / LOADING).rename(copy / IN_SERVICE)
         self._versions[model, version] = _Version(copy)
-
-    def _mark(self, copy: Path) -> None:
-        (copy / IN_SERVICE).write_text(str(self._engine.weight_version))
 
     def _remove_idle(self, key: tuple[str, int], version: _Version) -> None:
         if version.retired and not version.running and self._versions.get(key) is version:
@@ -296,6 +329,16 @@ def _copy(path: Path, copy: Path) -> None:
                 shutil.copyfileobj(source, target, 2**20)
         except OSError as error:
             raise EngineFailed(f"the adapter in {path} cannot be copied to {copy}: {error}") from error
+
+
+def _key(folder: Path) -> tuple[str, int] | None:
+    """Return the model and version of a copy; None: it is none."""
+    model, _, version = folder.name.rpartition("-")[0].rpartition("@")
+    return (model, int(version)) if model and version.isdecimal() else None
+
+
+def _is_fatal(error: BaseException) -> bool:
+    return isinstance(error, EngineFailed) and bool(error.fields.get("fatal"))
 
 
 def _delete(folder: Path) -> None:

@@ -48,7 +48,10 @@ class ServerAdapters:
             raise EngineFailed(f"{url} does not load the adapter in {path} now: {answer.excerpt()}")
         if answer.status != 200 and not (answer.status == 400 and b"already been loaded" in answer.body):
             raise InvalidWeights(f"{url} cannot load the adapter in {path}: {answer.excerpt()}", path=str(path))
+        earlier = self._paths.get(adapter, path)
         self._paths[adapter] = path
+        if earlier != path:
+            await self._post(UNLOAD, {"lora_name": earlier.name})
 
     async def restore(self, adapter: tuple[str, int]) -> None:
         """Load an adapter again that the server has lost."""
