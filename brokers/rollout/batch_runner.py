@@ -11,6 +11,7 @@ Owns the sampler; no socket, clock or file.
 from __future__ import annotations
 
 import logging
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,7 +24,6 @@ from ...errors import Busy, InvalidBatch, InvalidJob, JournalFailed, ModelInUse,
 from ...metrics import catalog
 from ...wire.messages.base import new_id
 from ...wire.messages.batches import BatchClosed
-from ...wire.messages.jobs import NamedModel
 from ..batches.batch_notes import notes_of, prompt_note, read_notes, weights_note
 from ..batches.batch_records import CancelJobs, Discard, Launch, RememberedBatch, StartJobs
 from ..batches.batch_sampler import BatchSampler
@@ -242,11 +242,13 @@ class BatchRunner:
         Raises:
             ModelInUse: unfinished jobs or open batches name it.
         """
-        jobs = [record.job for record in self._jobs.table.records.values()]
-        users = sum(
-            job.model == model or model in {NamedModel.of(one).name for one in job.models.values()} for job in jobs
-        )
-        batches = sum(batch.model == model and batch.state == "open" for batch in self.statuses())
+        names = self._catalog.models_of
+        users = sum(model in names(record.job) for record in self._jobs.table.records.values())
+        batches = 0
+        for batch in self._batches.batches.values():
+            prompts = chain(batch.prompts, (group.prompt for group in batch.groups.values()))
+            if batch.state == "open" and (batch.model == model or any(model in names(one.job) for one in prompts)):
+                batches += 1
         if users or batches:
             raise ModelInUse(
                 f"{users} unfinished jobs and {batches} open batches use the model {model}; end them first",

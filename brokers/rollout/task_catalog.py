@@ -39,6 +39,8 @@ KNOWN_LIMIT = 4096
 """Most known tasks; the one announced longest ago is evicted."""
 NEW_TICKS = 3
 """Ticks for which the backend broker's list of models counts as new."""
+REMOVED_TICKS = 10
+"""Ticks in which the backend broker should have removed a model; if it lists that afterwards, jobs are accepted."""
 
 
 class TaskCatalog:
@@ -61,6 +63,8 @@ class TaskCatalog:
         """The models that stage processes reach by endpoints, by their variables (`endpoint_variables`)."""
         self._listed: frozenset[str] = frozenset()
         """The backend broker's."""
+        self._removed: dict[str, int] = {}
+        """The ticks left for the removal of each model that is being removed."""
         self._lacking: dict[tuple[str, str], LackedRecord] | None = None
         """The records that not all of a model's backends give; None: not known yet."""
         self._ticks_left = 0
@@ -84,21 +88,30 @@ class TaskCatalog:
 
     def list_models(self, models: Sequence[str], lacking: Sequence[LackedRecord] = ()) -> None:
         """Store the backend broker's list of models, and of the records that their backends do not give."""
-        self._listed, self._ticks_left = frozenset(models), NEW_TICKS
+        self._listed, self._ticks_left = frozenset(models) - self._removed.keys(), NEW_TICKS
         self._lacking = {(one.model, one.record): one for one in lacking}
 
     def note_model(self, model: str) -> None:
         """Have the backend broker's list read again for a model that has weights now, if it is unknown."""
+        self._removed.pop(model, None)
         if model not in self._models and model not in self._listed:
             self._ticks_left = 0
 
     def remove_model(self, model: str) -> None:
-        """Refuse jobs of a model until the backend broker lists it again."""
+        """Refuse jobs of a model that is being removed, until it has weights again, or is listed later all the same."""
         self._listed -= {model}
+        self._removed[model] = REMOVED_TICKS
 
     def tick(self) -> None:
         """Let the backend broker's list grow old."""
         self._ticks_left = max(0, self._ticks_left - 1)
+        self._removed = {model: left - 1 for model, left in self._removed.items() if left > 1}
+
+    def models_of(self, job: Job) -> set[str]:
+        """Return the models that a job names, also those that its instance names."""
+        fields = self._tasks[job.task].model_fields if job.task in self._tasks else ()
+        found = (model for path in fields for _, model in _values(job.instance, path.split(".")))
+        return {job.model, *_named(job).values(), *found}
 
     def check(self, job: Job) -> None:
         """Check a job before it is accepted.

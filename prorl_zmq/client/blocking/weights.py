@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ...errors import ProrlError, WeightsHeld
+from ...errors import NoBackend, ProrlError, WeightsHeld
 from ...wire.messages.backends import TAKE_BACK_S, HoldWeights
 from ...wire.messages.base import POLICY, new_id
 from ...wire.messages.engines import UPDATE_LIMIT_S, WeightUpdate
@@ -177,8 +177,11 @@ class WeightUpdates:
         self._service.ask(update, self._service.until())
         try:
             self._ask_engines(update)
-        finally:
-            self._hold_no_more(model)
+        except ProrlError as error:
+            if isinstance(error, NoBackend) or "backend" in error.fields:  # it is removed
+                self._hold_no_more(model)
+            raise
+        self._hold_no_more(model)
 
     def set_weight_version(
         self, weight_version: int, *, timeout_s: float | None = None, take_over: bool = False, model: str = POLICY

@@ -30,6 +30,7 @@ from prorl_zmq.config import RolloutBrokerSettings
 from prorl_zmq.security.rights import ANYBODY, Sender
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.base import MAX_FRAMES, PROTOCOL_VERSION, Done, KeyRole, Refused, new_id
+from prorl_zmq.wire.messages.batches import BatchOptions, Feed, OpenBatch
 from prorl_zmq.wire.messages.engines import WeightUpdate
 from prorl_zmq.wire.messages.front_door import (
     Accepted,
@@ -178,6 +179,19 @@ def test_weights_that_engines_serve_are_announced_to_batches(step: Any, path: st
 def test_a_step_after_which_engines_do_not_serve_the_weights_is_not_for_the_front_door(step: Any) -> None:
     code, fields = (door := Door()).refusal(door.ask(WeightUpdate("w", step, 7)))
     assert (code, fields["field"]) == ("malformed_message", "$.step")
+
+
+def test_a_model_that_waiting_prompts_or_instances_name_is_not_removed() -> None:
+    door = Door((MATH, Task("game", {"players": "any"}, model_fields=("players.*.model",))))
+    door.catalog.list_models(["policy", "a", "b"])
+    door.ask(OpenBatch("open", "s", "batch", BatchOptions(target_groups=1, group_size=2)))
+    assert door.ask(Feed("feed", "s", "batch", 0), codec.encode(msgspec.structs.replace(job(), models={"x": "a"})))
+    door.submit(Job(task="game", instance={"players": {"0": {"model": "b"}}}, job_id="game"))
+    for model, words in (("a", "0 unfinished jobs and 1 open batches"), ("b", "1 unfinished jobs and 0 open batches")):
+        reply = door.ask(WeightUpdate("w", "remove", 0, model=model))
+        assert door.refusal(reply)[0] == "model_in_use"
+        assert words in reply.error.message
+    assert door.ask(WeightUpdate("w", "remove", 0, model="c")) == Done("w")
 
 
 # Hello, status --------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from prorl_zmq.brokers.rollout.task_catalog import KNOWN_LIMIT, NEW_TICKS, TaskCatalog
+from prorl_zmq.brokers.rollout.task_catalog import KNOWN_LIMIT, NEW_TICKS, REMOVED_TICKS, TaskCatalog
 from prorl_zmq.errors import Busy, InvalidJob, UnknownTask
 from prorl_zmq.wire.messages.jobs import Harness, Job, NamedModel, Sampling
 from prorl_zmq.wire.messages.stages import Task
@@ -183,6 +183,32 @@ def test_a_job_of_a_model_that_nobody_serves_is_refused_with_those_there_are() -
         with pytest.raises(InvalidJob, match=rf"'{unknown}' \(model\); the service has b, c, policy$") as caught:
             check(unknown)
         assert caught.value.field == "model"
+
+
+def test_a_model_that_is_being_removed_stays_refused_although_it_is_still_listed() -> None:
+    catalog, job = TaskCatalog(["policy"]), Job(task="task", instance={}, model="a")
+    catalog.add([Task("task")])
+    catalog.list_models(["policy", "a"])
+    catalog.check(job)
+    catalog.remove_model("a")
+    catalog.list_models(["policy", "a"])
+    with pytest.raises(InvalidJob, match=r"no backend serves the model 'a' \(model\); the service has policy$"):
+        catalog.check(job)
+    catalog.note_model("a")
+    catalog.list_models(["policy", "a"])
+    catalog.check(job)
+    catalog.remove_model("a")
+    for _ in range(REMOVED_TICKS):
+        catalog.tick()
+    catalog.list_models(["policy", "a"])
+    catalog.check(job)
+
+
+def test_the_models_of_a_job_are_its_own_and_those_of_its_roles_and_instance() -> None:
+    catalog = TaskCatalog()
+    catalog.add([Task("game", {"players": "any"}, model_fields=("players.*.model",))])
+    job = Job(task="game", instance={"players": {"0": {"model": "b"}}}, model="a", models={"judge": "c"})
+    assert catalog.models_of(job) == {"a", "b", "c"}
 
 
 def test_without_backends_of_the_policy_in_the_topology_its_jobs_need_one_that_registers() -> None:
