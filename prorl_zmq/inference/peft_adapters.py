@@ -72,29 +72,41 @@ class PeftAdapters:
             init_lora_weights=False,
             inference_mode=True,
         )
-        if self._lora is None:
-            self._lora = LoraModel(self._base, {name: config}, name)
-        else:
-            self._lora.peft_config[name] = config
-            self._lora.inject_adapter(self._base, name)
-        for module in described.modules:
-            layer: Any = self._base.get_submodule(module)
-            layer.lora_A[name].weight.copy_(tensors[f"{PREFIX}{module}.lora_A.weight"])
-            layer.lora_B[name].weight.copy_(tensors[f"{PREFIX}{module}.lora_B.weight"])
-            layer.set_adapter([])  # each batch names its own
+        try:
+            if self._lora is None:
+                self._lora = LoraModel(self._base, {name: config}, name)
+            else:
+                self._lora.peft_config[name] = config
+                self._lora.inject_adapter(self._base, name)
+            for module in described.modules:
+                layer: Any = self._base.get_submodule(module)
+                layer.lora_A[name].weight.copy_(tensors[f"{PREFIX}{module}.lora_A.weight"])
+                layer.lora_B[name].weight.copy_(tensors[f"{PREFIX}{module}.lora_B.weight"])
+                layer.set_adapter([])  # each batch names its own
+        except BaseException:  # such as memory; a half of it would answer for the base
+            self._remove(name)
+            raise
         self._lora.eval().requires_grad_(requires_grad=False)
         self._names[adapter] = name
 
     def detach(self, adapter: tuple[str, int]) -> None:
         """Remove an adapter, if it is attached; without any, the model is the base alone."""
         name = self._names.pop(adapter, None)
-        if name is None or self._lora is None:
-            return
-        if self._names:
+        if name is not None:
+            self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        """Remove what there is of an adapter's layers; without any other adapter, also peft's layers."""
+        layers = {path: one for path, one in self._base.named_modules() if isinstance(one, LoraLayer)}
+        if self._names and self._lora is not None:
+            for layer in layers.values():
+                layer.set_adapter([])
             self._lora.delete_adapter(name)
-        else:
-            self._lora.unload()
-            self._lora = None
+            return
+        for path, layer in layers.items():
+            parent, _, child = path.rpartition(".")
+            setattr(self._base.get_submodule(parent), child, layer.get_base_layer())
+        self._lora = None
 
     def move_to(self, model: Any) -> None:
         """Use another base model.

@@ -151,3 +151,38 @@ def test_what_is_not_loaded_is_not_answered(models: list[Path], adapters: dict[s
         await other.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("others", [(), ("a.1",)])
+def test_an_adapter_that_finds_no_memory_leaves_the_model_as_it_was(
+    models: list[Path], adapters: dict[str, Path], monkeypatch: pytest.MonkeyPatch, others: tuple[str, ...]
+) -> None:
+    from peft.tuners.lora import LoraModel
+
+    create, left = LoraModel._create_and_replace, [1, 2, 3]
+
+    def create_three(lora: LoraModel, *args: Any, **more: Any) -> None:
+        if not left:
+            raise MemoryError("none is left")
+        left.pop()
+        create(lora, *args, **more)
+
+    async def main() -> None:
+        engine = new_engine(models[0])
+        asked = (None, *((name, 1) for name in others))
+        for name in others:
+            await engine.load_adapter(name, 1, adapters[name])
+        before = [await ask(engine, adapter, 0) for adapter in asked]
+        with monkeypatch.context() as patched:
+            patched.setattr(LoraModel, "_create_and_replace", create_three)
+            with pytest.raises(MemoryError):
+                await engine.load_adapter("a.0", 1, adapters["a.0"])
+        after = [await ask(engine, adapter, 0) for adapter in asked]
+        assert [one.token_ids.tolist() for one in after] == [one.token_ids.tolist() for one in before]
+        assert any("lora" in name for name, _ in engine._model.named_modules()) == bool(others)
+        await engine.load_adapter("a.0", 1, adapters["a.0"])
+        done = await ask(engine, ("a.0", 1), 1)
+        assert distance(PeftReference(models[0]), adapters["a.0"], 1, done).max() < CLOSE
+        await engine.close()
+
+    asyncio.run(main())
