@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -306,6 +307,41 @@ def test_a_host_without_a_folder_takes_no_adapters(in_world: InWorld, tmp_path: 
             await adapters.load("a", 1, saved(tmp_path / "given", b"one"))
         with pytest.raises(EngineFailed, match="is not loaded here"), adapters.using("a"):
             pass
+
+    in_world(test)
+
+
+def test_a_slow_folder_holds_up_its_own_model_alone(
+    in_world: InWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(world: Any) -> None:
+        adapters, go, copy = world.host._adapters, threading.Event(), hosted_adapters._copy
+
+        def slow(path: Path, target: Path) -> None:
+            if path.name == "slow":
+                assert go.wait(10)
+            copy(path, target)
+
+        monkeypatch.setattr(hosted_adapters, "_copy", slow)
+        first = asyncio.create_task(adapters.load("a", 1, saved(tmp_path / "slow", b"one")))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(adapters.load("a", 2, saved(tmp_path / "given", b"two")))
+        await adapters.load("b", 1, saved(tmp_path / "other", b"b"))
+        assert adapters.current == {"b": 1}
+        go.set()
+        await asyncio.gather(first, second)
+        assert adapters.current == {"a": 2, "b": 1}
+
+    in_world(test)
+
+
+def test_a_copy_does_not_fill_the_disk(in_world: InWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(world: Any) -> None:
+        monkeypatch.setattr(hosted_adapters, "FREE_BYTES", 2**62)
+        reply = await load(world.raw(), tmp_path, 1)
+        assert reply.error.code == "engine_failed"
+        assert "are free in" in reply.error.message
+        assert copies(world) == []
 
     in_world(test)
 

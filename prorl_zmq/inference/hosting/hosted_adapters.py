@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import filecmp
 import logging
+import os
 import shutil
+from collections import defaultdict
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 COPY_S = 300.0
 """Longest copying of an adapter, in seconds: its folder may be on a network."""
+FREE_BYTES = 2**28
+"""What a copy must leave free on its disk."""
 PER_SLOT = 4
 """Most loaded versions for each slot of the engine, which keeps some of them in memory."""
 IN_SERVICE = "in-service"
@@ -70,6 +74,8 @@ class HostedAdapters:
         self._suspects: dict[tuple[str, int], list[Path]] = {}
         """Copies during whose loading earlier hosts ended."""
         self._loading = 0
+        self._in_order: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """Held by the load of a model."""
         self._one_change = asyncio.Lock()
         self._removals: set[asyncio.Task[None]] = set()
 
@@ -185,18 +191,18 @@ class HostedAdapters:
         """
         if self._folder is None:
             raise EngineFailed(f"{model} is not served here, and this engine takes no adapters", refused=True)
+        copy = self._folder / f"{model}@{version}-{new_id()[:12]}"
         self._loading += 1
         try:
-            async with self._one_change:
-                copy = self._folder / f"{model}@{version}-{new_id()[:12]}"
-                try:
-                    await read_in_time(COPY_S, _copy, path, copy)
+            async with self._in_order[model]:  # loads of other models need not wait for a slow folder
+                await read_in_time(COPY_S, _copy, path, copy)
+                async with self._one_change:
                     await self._take(model, version, path, copy)
-                except BaseException as error:
-                    if not _is_fatal(error):
-                        _delete(copy)
-                    raise
-                self._current[model] = version
+                    self._current[model] = version
+        except BaseException as error:
+            if not _is_fatal(error):
+                _delete(copy)
+            raise
         finally:
             self._loading -= 1
         self._retire_all_but(model, (version, *keep))
@@ -313,7 +319,7 @@ def _copy(path: Path, copy: Path) -> None:
 
     Raises:
         InvalidWeights: one is missing or cannot be read.
-        EngineFailed: the copy cannot be written.
+        EngineFailed: the copy cannot be written, or would fill the disk.
     """
     try:
         copy.mkdir(parents=True)
@@ -326,6 +332,9 @@ def _copy(path: Path, copy: Path) -> None:
             raise InvalidWeights(f"{path} is no adapter that this host can read: {error}", path=str(path)) from error
         try:
             with source, (copy / name).open("wb") as target:
+                size_bytes, free = os.fstat(source.fileno()).st_size, shutil.disk_usage(copy).free
+                if free < size_bytes + FREE_BYTES:
+                    raise EngineFailed(f"{path / name} has {size_bytes:,} bytes, and only {free:,} are free in {copy}")
                 shutil.copyfileobj(source, target, 2**20)
         except OSError as error:
             raise EngineFailed(f"the adapter in {path} cannot be copied to {copy}: {error}") from error
