@@ -94,7 +94,9 @@ def test_a_missing_adapter_is_refused_and_never_answered_by_the_base(in_world: I
     in_world(test)
 
 
-def test_a_version_stays_until_its_last_generation_ends(in_world: InWorld, tmp_path: Path) -> None:
+def test_a_version_stays_until_its_last_generation_ends(
+    in_world: InWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def test(world: Any) -> None:
         client = world.raw()
         await load(client, tmp_path, 1, b"one")
@@ -106,6 +108,9 @@ def test_a_version_stays_until_its_last_generation_ends(in_world: InWorld, tmp_p
         assert [span.weight_version for span in reply.spans] == [2]
         reply = await told(client, generate("old", 4, "a", 1), PROMPT.tobytes())
         assert "version 1 of the adapter a is not loaded" in reply.error.message
+        monkeypatch.setattr(hosted_adapters, "PER_SLOT", 1)
+        reply = await load(client, tmp_path, 3, b"three")
+        assert reply.error.message.endswith("remove one, or wait for the running generations of 1")
         client.send(b"", codec.encode(Abort("endless")))
         await until(lambda: copies(world) == [b"two"])
         assert world.engine.removed == [("a", 1)]
@@ -122,6 +127,7 @@ def test_a_failed_load_changes_nothing(in_world: InWorld, tmp_path: Path, monkey
         reply = await load(client, tmp_path, 1, b"other")
         assert reply.error.code == "invalid_weights"
         assert "version 1 of a is loaded with other weights" in reply.error.message
+        assert "remove the model first" in reply.error.message
         assert await load(client, tmp_path, 1) == EngineReady("u1", 1), "the same again"
         missing = WeightUpdate("u", step="load", weight_version=2, path=str(tmp_path / "nowhere"), model="a")
         reply = await told(client, codec.encode(missing))

@@ -270,7 +270,7 @@ class HostedAdapters:
             if not await run_aside(_same, copy, known.folder):
                 raise InvalidWeights(
                     f"version {version} of {model} is loaded with other weights than those in {path}; publish these as "
-                    "a new version",
+                    "a new version, or remove the model first (`prorl backends remove-model`)",
                     path=str(path),
                 )
             _delete(copy)
@@ -280,7 +280,9 @@ class HostedAdapters:
             raise EngineFailed(f"version {version} of {model} is being retired; publish a new version, or wait")
         limit = PER_SLOT * self._engine.description.adapter_slots
         if len(self._versions) >= limit:
-            raise EngineFailed(f"{limit} versions of adapters are loaded, the most for this engine; remove one")
+            ending = sum(one.retired for one in self._versions.values())
+            wait = f", or wait for the running generations of {ending}" if ending else ""
+            raise EngineFailed(f"{limit} versions of adapters are loaded, the most for this engine; remove one{wait}")
         suspects = self._suspects.get((model, version), ())
         if sum([await run_aside(_same, copy, folder) for folder in suspects]) >= ENDS:
             raise InvalidWeights(
