@@ -121,7 +121,8 @@ class ChatSettings(Part, frozen=True):
         return decode(self.template_arguments, type=dict[str, Any]) if self.template_arguments else {}
 
 
-Adapters = Annotated[dict[ModelName, tuple[WeightVersion, ...]], Meta(max_length=4096)]
+LoadedVersions = Annotated[tuple[WeightVersion, ...], Meta(min_length=1, max_length=4096)]
+Adapters = Annotated[dict[ModelName, LoadedVersions], Meta(max_length=4096)]
 """The adapters that an engine host has loaded: the versions of each model. Requests without a version get the last."""
 
 
