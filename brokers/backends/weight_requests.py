@@ -174,6 +174,7 @@ class WeightRequests:
         trainer.check(request, now)
         if base and request.step == "load":
             self._heap.set_base(request.model, base)
+            self._drop_unprompted(request.model)
         self._prepare(request, now)
         trainer.begin(request, now)
         under_way = self._under_way[request] = _UnderWay(request, envelope, now, now + request.timeout_s, {})
@@ -346,6 +347,14 @@ class WeightRequests:
         of_model = "" if model == backend.name else f" of the model {model}"
         log.info("backend %s is asked to load weights %d%s from %s", backend.backend_id, version, of_model, update.path)
         return True
+
+    def _drop_unprompted(self, model: str) -> None:
+        """Forget calls about a model that no client asked for: if they were sent again, they would undo its update."""
+        for under_way in [one for one in self._under_way.values() if one.envelope is None]:
+            if under_way.request.model == model:
+                del self._under_way[under_way.request]
+                for request_id in under_way.missing:
+                    del self._calls[request_id]
 
     def _ask_alone(self, backend: Backend, request: WeightUpdate, now: float) -> bool:
         """Ask one backend, without a client; return False if a request for the model is unanswered there."""
