@@ -1,9 +1,9 @@
 """The adapters that an engine host serves: its own copies of their folders, and who generates with which.
 
-A version is copied before the engine loads it, so the trainer may delete or overwrite its folder at once. It is copied
-and not linked, since a trainer that saves into the same file again would change a link. The copy has a path of its own
-and stays until the version is retired and none of its generations runs: engines read it again when they have evicted
-it. A host that was killed finds the copies that were in service, and loads them again.
+A version is copied before the engine loads it: a trainer that saves into the same file again would change a link. The
+copy has a path of its own and stays until the version is retired and none of its generations runs: engines read it
+again when they have evicted it. A host that was killed finds the copies that were in service, and loads them again, in
+the order of their loading and on the base weights of then.
 """
 
 from __future__ import annotations
