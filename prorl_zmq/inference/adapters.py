@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import numpy as np
 
-from ..errors import InvalidWeights
+from ..errors import EngineFailed, InvalidWeights
 from ..system.files import open_regular
 from .checkpoint import read_entries, read_tensors, some_names
 
@@ -90,6 +90,17 @@ REFUSED = {
     "trainable_token_indices": "trained embeddings are not supported",
 }
 """Fields of the configuration that must be empty, and why."""
+
+
+def not_loaded(adapter: tuple[str, int]) -> EngineFailed:
+    """Return the refusal of a request with an adapter, a model and a version, that the engine has not loaded."""
+    model, version = adapter
+    return EngineFailed(f"version {version} of the adapter {model} is not loaded", not_loaded=True)
+
+
+def takes_none() -> EngineFailed:
+    """Return the refusal of an engine without slots to load an adapter."""
+    return EngineFailed("this engine takes no adapters: start it with the option lora", refused=True)
 
 
 def check_adapter(path: Path, like: Path | None, rank: int) -> Adapter:

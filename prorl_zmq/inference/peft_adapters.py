@@ -15,7 +15,7 @@ from peft.tuners.lora import LoraLayer, LoraModel
 from safetensors.torch import load_file
 
 from ..errors import EngineFailed, InvalidWeights
-from .adapters import PREFIX, WEIGHTS, check_adapter
+from .adapters import PREFIX, WEIGHTS, check_adapter, not_loaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -121,8 +121,7 @@ class PeftAdapters:
     def check(self, adapter: tuple[str, int]) -> None:
         """Raise `EngineFailed` unless an adapter is attached."""
         if adapter not in self._names:
-            model, version = adapter
-            raise EngineFailed(f"version {version} of the adapter {model} is not loaded", unreachable=True)
+            raise not_loaded(adapter)
 
     def _check_linear(self, modules: Sequence[str]) -> None:
         for name in modules:

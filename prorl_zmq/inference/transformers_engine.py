@@ -23,8 +23,9 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils.logging import disable_progress_bar
 
 from ..data.scores import Scores
-from ..errors import ConfigError, EngineFailed
+from ..errors import ConfigError
 from ..wire.records import EXPERTS, SAMPLING_MASK, TOP_LIMIT, TOP_LOGPROBS
+from .adapters import takes_none
 from .checkpoint import check_checkpoint, read_in_time, read_tensors
 from .engine import EngineDescription
 from .local_engine import LOAD_S, LocalEngine, Running, chances_of
@@ -135,7 +136,7 @@ class TransformersEngine(LocalEngine):
 
     def _own_adapters(self) -> PeftAdapters:
         if self._adapters is None:
-            raise EngineFailed("this engine takes no adapters: start it with the option lora", refused=True)
+            raise takes_none()
         return self._adapters
 
     def _check_adapter(self, adapter: tuple[str, int] | None) -> None:

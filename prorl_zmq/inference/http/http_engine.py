@@ -24,7 +24,7 @@ from ...errors import ConfigError, EngineFailed, InvalidWeights
 from ...wire.messages.backends import ChatSettings
 from ...wire.messages.engines import VersionSpan
 from ...wire.records import EXPERTS, RECORD_NAMES
-from ..adapters import check_adapter
+from ..adapters import check_adapter, takes_none
 from ..checkpoint import check_checkpoint, read_in_time, read_tensors
 from ..engine import (
     NOTHING_MORE,
@@ -211,7 +211,7 @@ class HttpEngine:
         """Have the server load an adapter, whose folder it sees at the same path; see `AdapterEngine.load_adapter`."""
         self._check_not_closed()
         if self._lora is None:
-            raise EngineFailed("this engine takes no adapters: start it with the option lora", refused=True)
+            raise takes_none()
         base = _folder_here(Path(self._model))
         await read_in_time(CHECK_S, check_adapter, path, base, self._lora.rank)
         await self._adapters.load((model, version), path)

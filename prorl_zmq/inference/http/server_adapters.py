@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...errors import EngineFailed, InvalidWeights
+from ..adapters import not_loaded
 from .weight_updates import CALL_S, LOAD_S
 
 if TYPE_CHECKING:
@@ -69,8 +70,7 @@ class ServerAdapters:
     def name(self, adapter: tuple[str, int]) -> str:
         """Return an adapter's name at the server; raise `EngineFailed` unless it was loaded."""
         if adapter not in self._paths:
-            model, version = adapter
-            raise EngineFailed(f"version {version} of the adapter {model} is not loaded", not_loaded=True)
+            raise not_loaded(adapter)
         return self._paths[adapter].name
 
     async def _post(self, path: str, body: dict[str, str], timeout_s: float = CALL_S) -> Answer:

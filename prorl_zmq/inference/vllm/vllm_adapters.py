@@ -16,7 +16,7 @@ import numpy as np
 
 from ...errors import ConfigError, EngineFailed, InvalidWeights
 from ...system.threads import run_aside
-from ..adapters import CONFIG, PREFIX, WEIGHTS, check_adapter
+from ..adapters import CONFIG, PREFIX, WEIGHTS, check_adapter, not_loaded, takes_none
 from ..checkpoint import read_in_time, read_tensors
 from .vllm_processes import is_cpu_build
 
@@ -57,8 +57,7 @@ class VllmAdapters:
         if adapter is None:
             return self._neutral
         if adapter not in self._requests:
-            model, version = adapter
-            raise EngineFailed(f"version {version} of the adapter {model} is not loaded", not_loaded=True)
+            raise not_loaded(adapter)
         return self._requests[adapter]
 
     async def load(self, adapter: tuple[str, int], path: Path) -> None:
@@ -69,7 +68,7 @@ class VllmAdapters:
             EngineFailed: the engine takes no adapters.
         """
         if self._lora is None:
-            raise EngineFailed("this engine takes no adapters: start it with the option lora", refused=True)
+            raise takes_none()
         await read_in_time(CHECK_S, check_adapter, path, self._model, self._lora.rank)
         await self.remove(adapter)
         model, version = adapter
