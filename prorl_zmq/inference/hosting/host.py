@@ -226,7 +226,7 @@ class EngineHost:
             logprobs_mode=engine.logprobs_mode,
             scores=engine.scores,
             records=cast("tuple[RecordName, ...]", engine.records),  # checked below
-            adapter_slots=engine.adapter_slots,
+            adapter_slots=engine.adapter_slots if options.adapters is not None else 0,
             top_limit=engine.top_limit,
             unrecorded=cast("dict[RecordName, str]", dict(engine.unrecorded)),
             life=self._life,
