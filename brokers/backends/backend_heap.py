@@ -279,12 +279,13 @@ class BackendHeap:
         """
         holder_id = request.holder
         held = self._assignments.get(holder_id)
-        if held is not None and not _moves(request, held):
+        if held is not None and not held.moves(request):
             return self._members[held.backend_id].backend
         if held is not None:
             self._release(holder_id)
         pinned, pins = request.pinned, self.adapters.pins
-        pins.add(request.owner, holder_id, request.attempt, pinned)
+        if pinned is not None or pins.by_job:
+            pins.add(request.owner, holder_id, request.attempt, pinned)
         if pinned is not None:
             backend_id = having(self._members.values(), request, self._offers, anyhow=anyhow)
         else:
@@ -310,7 +311,8 @@ class BackendHeap:
     def adopt(self, owner: str, holder_id: str, held: HeldAssignment) -> None:
         """Record an assignment made by an earlier broker process; a known holder is left unchanged."""
         backend_id, model = held.backend_id, holder_id.partition("/")[2] or POLICY
-        self.adapters.pins.add(owner, holder_id, held.attempt, held.pinned)
+        if held.pinned is not None:
+            self.adapters.pins.add(owner, holder_id, held.attempt, held.pinned)
         if backend_id is None or backend_id not in self._members or holder_id in self._assignments:
             return
         if self._members[backend_id].backend.name == self.adapters.base(model):
@@ -326,7 +328,8 @@ class BackendHeap:
         return Served(held.backend_id, held.trial)
 
     def release(self, holder_id: str, attempt: int) -> bool:
-        self.adapters.pins.drop(holder_id, attempt)
+        if self.adapters.pins.by_job:
+            self.adapters.pins.drop(holder_id, attempt)
         held = self._assignments.get(holder_id)
         if held is None or held.attempt > attempt:
             return False
@@ -335,7 +338,7 @@ class BackendHeap:
 
     def holders(self, job_id: str) -> tuple[str, ...]:
         """Return all holders of a job that may have an assignment or a pin: the policy's, and those of other models."""
-        return tuple({job_id, *self._besides.get(job_id, ()), *self.adapters.pins.holders(job_id)})
+        return tuple({job_id, *self._besides.get(job_id, ()), *self.adapters.pins.by_job.get(job_id, ())})
 
     def keep_only(self, owner: str, jobs: Mapping[str, HeldAssignment]) -> None:
         for holder_id in tuple(self._owned[owner].jobs) if owner in self._owned else ():
@@ -492,9 +495,3 @@ class BackendHeap:
     def _trained(self, model: str) -> list[Member]:
         members = self._members.values()
         return [member for member in members if member.backend.name == model and not member.backend.frozen]
-
-
-def _moves(request: Assign, held: Assignment) -> bool:
-    if request.attempt != held.attempt:
-        return request.attempt > held.attempt
-    return request.leaving == held.backend_id and request.request_id != held.request_id

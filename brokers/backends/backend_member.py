@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from ...wire.messages.base import POLICY
 
 if TYPE_CHECKING:
-    from ...wire.messages.backends import Backend
+    from ...wire.messages.backends import Assign, Backend
 
 
 @dataclass(slots=True)
@@ -92,3 +92,9 @@ class Assignment:
     """Generations completed for the job, as last reported."""
     pinned: int | None = None
     """The version of the model's adapter that the job is pinned to."""
+
+    def moves(self, request: Assign) -> bool:
+        """Return whether a request ends the assignment: of a newer attempt, or to leave the backend."""
+        if request.attempt != self.attempt:
+            return request.attempt > self.attempt
+        return request.leaving == self.backend_id and request.request_id != self.request_id

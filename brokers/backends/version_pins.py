@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...wire.messages.base import POLICY
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, KeysView, Mapping
+    from collections.abc import KeysView, Mapping
 
     from ...wire.messages.backends import HeldAssignment
 
@@ -25,8 +25,8 @@ class _Pin(NamedTuple):
 
 class VersionPins:
     def __init__(self) -> None:
-        self._pins: dict[str, dict[str, _Pin]] = {}
-        """By job and holder."""
+        self.by_job: dict[str, dict[str, _Pin]] = {}
+        """By job and holder; for callers to see whether there is any."""
         self._owned: dict[str, set[str]] = {}
         """The holders, by owner."""
         self._counts: Counter[tuple[str, int]] = Counter()
@@ -38,25 +38,25 @@ class VersionPins:
         None: the attempt is not pinned yet.
         """
         job_id = holder_id.partition("/")[0]
-        known = self._pins.get(job_id, {}).get(holder_id)
+        known = self.by_job.get(job_id, {}).get(holder_id)
         if known is not None and known.attempt > attempt:
             return
         self.drop(holder_id, attempt - 1 if version is None else attempt)
         if version is None:
             return
-        self._pins.setdefault(job_id, {})[holder_id] = _Pin(owner, attempt, version)
+        self.by_job.setdefault(job_id, {})[holder_id] = _Pin(owner, attempt, version)
         self._owned.setdefault(owner, set()).add(holder_id)
         self._counts[_model(holder_id), version] += 1
 
     def drop(self, holder_id: str, attempt: int) -> None:
         """End the pin of an attempt, or of an older one."""
         job_id = holder_id.partition("/")[0]
-        pin = self._pins.get(job_id, {}).get(holder_id)
+        pin = self.by_job.get(job_id, {}).get(holder_id)
         if pin is None or pin.attempt > attempt:
             return
-        del self._pins[job_id][holder_id]
-        if not self._pins[job_id]:
-            del self._pins[job_id]
+        del self.by_job[job_id][holder_id]
+        if not self.by_job[job_id]:
+            del self.by_job[job_id]
         self._owned[pin.owner].discard(holder_id)
         if not self._owned[pin.owner]:
             del self._owned[pin.owner]
@@ -67,16 +67,13 @@ class VersionPins:
 
     def keep_only(self, owner: str, jobs: Mapping[str, HeldAssignment]) -> None:
         for holder_id in tuple(self._owned.get(owner, ())):
-            attempt = self._pins[holder_id.partition("/")[0]][holder_id].attempt
+            attempt = self.by_job[holder_id.partition("/")[0]][holder_id].attempt
             named = jobs.get(holder_id)
             if named is None or named.attempt != attempt:
                 self.drop(holder_id, attempt)
 
     def owners(self) -> KeysView[str]:
         return self._owned.keys()
-
-    def holders(self, job_id: str) -> Collection[str]:
-        return self._pins.get(job_id, {}).keys()
 
     def versions(self, model: str) -> set[int]:
         """Return the versions of a model to which attempts are pinned."""

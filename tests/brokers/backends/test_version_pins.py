@@ -19,7 +19,7 @@ def test_the_newest_attempt_counts() -> None:
     assert pins.versions("a") == {8}
     pins.drop("job/a", 3)
     pins.drop("job/a", 3)
-    assert (pins.versions("a"), set(pins.owners()), set(pins.holders("job"))) == (set(), set(), set())
+    assert (pins.versions("a"), set(pins.owners()), pins.by_job) == (set(), set(), {})
 
 
 def test_pins_end_with_their_owner_and_what_it_no_longer_names() -> None:
@@ -28,7 +28,7 @@ def test_pins_end_with_their_owner_and_what_it_no_longer_names() -> None:
         pins.add("run", f"job-{number}/a", 1, 7)
     pins.add("eval", "job-0", 1, 3)
     pins.keep_only("run", {"job-0/a": HeldAssignment(1), "job-1/a": HeldAssignment(2)})
-    assert [set(pins.holders(f"job-{number}")) for number in range(3)] == [{"job-0/a", "job-0"}, set(), set()]
+    assert {job: set(holders) for job, holders in pins.by_job.items()} == {"job-0": {"job-0/a", "job-0"}}
     assert (pins.versions("a"), pins.versions("policy")) == ({7}, {3})
     pins.keep_only("run", {})
     assert (pins.versions("a"), set(pins.owners())) == (set(), {"eval"})
