@@ -167,7 +167,8 @@ class HostedAdapters:
                 await self.load(request.model, request.weight_version, Path(request.path), request.keep)
             case "remove":
                 self._retire_all_but(request.model, request.keep)
-                self._forget_suspects(request.model)
+                if not request.keep:
+                    self._forget_suspects(request.model)
             case step:
                 raise EngineFailed(
                     f"the step {step} is for an engine's own weights; of the adapter {request.model} load a folder",
