@@ -22,6 +22,7 @@ Assignments belong to an owner (a stage process) and are dropped with that owner
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
@@ -389,8 +390,9 @@ class BackendHeap:
     def backends(self) -> list[Backend]:
         return [member.backend for member in self._members.values()]
 
-    def in_flight(self, model: str) -> int:
-        return sum((holder_id.partition("/")[2] or POLICY) == model for holder_id in self._assignments)
+    def in_flight(self) -> Counter[str]:
+        """Return the number of assignments by model."""
+        return Counter(holder_id.partition("/")[2] or POLICY for holder_id in self._assignments)
 
     def models(self) -> set[str]:
         return {member.backend.name for member in self._members.values()}

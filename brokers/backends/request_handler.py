@@ -224,8 +224,9 @@ class BackendRequestHandler:
 
     def _adapters(self) -> tuple[AdapterModel, ...]:
         adapters = self.heap.adapters
+        jobs: dict[str, int] = self.heap.in_flight() if adapters.bases else {}
         return tuple(
-            AdapterModel(model, adapters.base(model), version, self.heap.in_flight(model))
+            AdapterModel(model, adapters.base(model), version, jobs[model])
             for model, version in adapters.published().items()
         )
 
@@ -234,7 +235,7 @@ class BackendRequestHandler:
     ) -> AnyBackendReply | None:
         model = request.model
         if isinstance(request, WeightUpdate) and request.step == "remove" and model in self.heap.adapters:
-            jobs = self.heap.in_flight(model) + len(self._waiting.get(model, ()))
+            jobs = self.heap.in_flight()[model] + len(self._waiting.get(model, ()))
             if jobs:
                 raise ModelInUse(f"{jobs} jobs use the model {model}; cancel them, or wait", model=model, jobs=jobs)
         return self.weights.handle(envelope, request, now)
