@@ -151,7 +151,7 @@ class PhaseRunner:
         try:
             with span("score by the teacher"):
                 async with clock.limit():
-                    metrics = await self.rollout.add_scores(trajectory, clock)
+                    metrics = await self.rollout.add_scores(trajectory, event, clock)
         except (EngineFailed, NoBackend) as error:
             return self._without_scores(event, trajectory, f"{error.code}: {error.message}")
         except BaseException as error:  # noqa: BLE001 - as in `run`

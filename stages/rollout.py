@@ -13,11 +13,13 @@ import re
 import time
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
+from ..data.conversations import segments_of_own_model
 from ..data.scores import scores_in_rows
 from ..data.trajectory import Role
 from ..errors import ConfigError, HandlerFailed, InvalidJob, SandboxFailed
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from ..tools.tool import AnyTool
     from ..wire.messages.backends import Backend, ChatSettings
     from ..wire.messages.jobs import Job, McpServer
+    from ..wire.messages.stages import PhaseDone, PhaseFailed
     from .handler import PhaseData
     from .handlers.sample import SampleInstance
     from .harness.chosen_harness import ChosenHarness
@@ -107,11 +110,16 @@ class Rollout:
             job, self._attempt, services.backends, services.engines, clock or self._clock, model=model or job.model
         )
 
-    async def add_scores(self, trajectory: TrajectoryBuilder, clock: PhaseClock) -> dict[str, float]:
-        """Have the job's teacher score a trajectory, add its scores to the trajectory's records, and return metrics.
+    async def add_scores(
+        self, trajectory: TrajectoryBuilder, ended: PhaseDone | PhaseFailed, clock: PhaseClock
+    ) -> dict[str, float]:
+        """Have the job's teacher score what the policy wrote, add its scores to the records, and return metrics.
+
+        Segments of other trained models are left out: their ids may mean other words.
 
         Args:
             trajectory: the whole one; all other backends of the job are released.
+            ended: the end of RUN, with the trajectory's segments and conversations.
             clock: limits the call, and has begun.
 
         Raises:
@@ -119,14 +127,19 @@ class Rollout:
         """
         model, top = teacher_of(self._job.teacher)
         own, backend = self.backend.current, self.new_backend(model, clock)
-        if own is None:
+        segments = segments_of_own_model(ended)
+        if own is None or not segments:
             raise InvalidJob("no backend of the policy gave the tokens of this trajectory", field="token_ids")
+        token_ids = trajectory.arrays().token_ids
+        text = np.concatenate([token_ids[start:end] for start, end in segments])
+        edges = [0, *accumulate(end - start for start, end in segments)]
         try:
-            scores = await backend.score(trajectory.arrays().token_ids, trajectory.segments, top, own.chat)
+            scores = await backend.score(text, edges[1:-1], top, own.chat)
         finally:
             backend.release()
-        trajectory.add_scores(scores)
-        return {"scored_tokens": float(trajectory.tokens), "teacher_weight_version": float(scores.weight_version)}
+        for (start, _), part in zip(segments, pairwise(edges), strict=True):
+            trajectory.add_scores(start, scores.part(*part))
+        return {"scored_tokens": float(len(text)), "teacher_weight_version": float(scores.weight_version)}
 
     def choose(self, instance: Any) -> None:
         """Find the MCP servers and the harness that the job and its task name.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MalformedMessage
@@ -66,6 +67,17 @@ def tokens_of_own_model(ended: Result | PhaseDone | PhaseFailed) -> list[slice]:
     if any(part.first_segment + part.segments >= len(edges) for part in own):
         raise MalformedMessage(f"the conversations have more segments than the trajectory's {len(edges) - 1}")
     return [slice(edges[part.first_segment], edges[part.first_segment + part.segments]) for part in own]
+
+
+def segments_of_own_model(ended: Result | PhaseDone | PhaseFailed) -> list[tuple[int, int]]:
+    """Return the first token, and the token after the last, of each segment with the job's own model.
+
+    Raises:
+        MalformedMessage: as `tokens_of_own_model`.
+    """
+    own = tokens_of_own_model(ended)
+    edges = pairwise([0, *ended.segments, ended.tokens])
+    return [(start, end) for start, end in edges if any(one.start <= start < one.stop for one in own)]
 
 
 def labels_of(result: Result, turns: NDArray[np.int32]) -> dict[int, tuple[str, float | None]]:

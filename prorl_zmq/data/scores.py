@@ -39,6 +39,11 @@ class Scores:
     weight_version: int = 0
     """The version of the weights that scored the text."""
 
+    def part(self, start: int, end: int) -> Scores:
+        """Return the scores of the tokens from `start` up to `end`, as views."""
+        columns = (self.logprobs[start:end], self.top_ids[start:end], self.top_logprobs[start:end])
+        return Scores(*columns, self.weight_version)
+
 
 def first_scores(top: int, weight_version: int = 0) -> Scores:
     """Return the scores of a text's first token."""

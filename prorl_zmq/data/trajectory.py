@@ -395,13 +395,12 @@ class TrajectoryBuilder:
                 raise EngineFailed(str(error)) from error
             self.rows_known += count if is_experts else 0
 
-    def add_scores(self, scores: Scores) -> None:
-        """Add a teacher's scores of all tokens, as the record `teacher`; the first token of a segment has no row."""
+    def add_scores(self, start: int, scores: Scores) -> None:
+        """Add a teacher's scores of the segment at `start`, as the record `teacher`; its first token has no row."""
         builder = self._records = self._records or RecordBuilder()
         columns = (scores.logprobs, scores.top_ids, scores.top_logprobs)
-        for start, end in pairwise([0, *self.segments, self.tokens]):
-            rows = {name: column[start + 1 : end] for name, column in zip(ARRAYS[TEACHER], columns, strict=True)}
-            builder.add(TEACHER, start + 1, rows)
+        rows = {name: column[1:] for name, column in zip(ARRAYS[TEACHER], columns, strict=True)}
+        builder.add(TEACHER, start + 1, rows)
 
     def append(self, other: TrajectoryBuilder) -> None:
         """Append another conversation, as segments of its own."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prorl_zmq.data.conversations import LARGEST_REWARD, finite_reward, rewards_problem
+from prorl_zmq.data.conversations import LARGEST_REWARD, finite_reward, rewards_problem, segments_of_own_model
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.jobs import ConversationPart, Outcome, Result
 
@@ -80,3 +80,13 @@ def test_a_reward_of_a_conversation_that_is_not_finite_is_named() -> None:
 def test_a_rollout_without_these_features_is_sent_without_their_fields() -> None:
     sent = codec.unpack(codec.encode(result()))
     assert sorted(sent) == ["job_id", "outcome", "segments", "task", "tokens", "turns"]
+
+
+def test_segments_of_own_model_leave_out_those_of_others() -> None:
+    parts = (
+        ConversationPart("white", 0, 2),
+        ConversationPart("critic", 2, 1, model="b"),
+        ConversationPart("black", 3, 1),
+    )
+    assert segments_of_own_model(result(segments=(2, 4, 7), conversations=parts)) == [(0, 2), (2, 4), (7, 9)]
+    assert segments_of_own_model(result()) == [(0, 4), (4, 9)]

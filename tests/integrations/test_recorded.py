@@ -73,7 +73,7 @@ def rolled_out(known: int = SIZE - 1, missing: tuple[str, ...] = (), shifted: st
     if "teacher" not in missing:
         given = scores()
         columns = (given.logprobs, given.top_ids, given.top_logprobs)
-        builder.add_scores(Scores(*(np.roll(column, int(shifted == "teacher"), 0) for column in columns)))
+        builder.add_scores(0, Scores(*(np.roll(column, int(shifted == "teacher"), 0) for column in columns)))
     fields = {"job_id": "x", "task": "math", "outcome": Outcome.COMPLETED, "reward": 1.0, "stop_reason": "done"}
     whole = Result(
         **{**fields, **result},
@@ -271,7 +271,7 @@ def test_without_likeliest_tokens_verl_gets_the_texts_own(torch: Any) -> None:
     builder.begin_turn(Role.ASSISTANT)
     builder.add_generated(np.array([7], np.int32), np.array([-0.5], "f4"), np.zeros(1, "i4"))
     none = np.zeros((3, 0))
-    builder.add_scores(Scores(np.array([0, -1, -2], "f4"), none.astype("i4"), none.astype("f4")))
+    builder.add_scores(0, Scores(np.array([0, -1, -2], "f4"), none.astype("i4"), none.astype("f4")))
     whole = Result(
         job_id="y",
         task="math",

@@ -36,6 +36,8 @@ ARRAYS = {"teacher_logprobs", "teacher_top_ids", "teacher_top_logprobs"}
 class Instance(msgspec.Struct):
     talks: int = 2
     breaks: str = ""
+    critic: bool = False
+    """Whether the first talk has a critic, which is a trained model of its own."""
 
 
 class Talk(AgentHandler[Instance]):
@@ -51,6 +53,9 @@ class Talk(AgentHandler[Instance]):
             await talk.say("One?")
             if talk.stop is None:
                 await talk.say("Two?")
+            if phase.instance.critic and not number:
+                critic = phase.conversation(opening, name="critic", model="critic", trained=True)
+                await critic.say("Was it right?")
         if phase.instance.breaks:
             raise InvalidJob("the task broke")
         return {}
@@ -90,6 +95,7 @@ def service() -> Iterator[LocalService]:
         "moody": MOODY,
         "broken": Moody(1000),
         "stuck": STUCK,
+        "critic": EmbeddedEngine(teacher_policy(), 3),
     }
     with LocalService(handlers={"talk": Talk}, engine=RecordingEngine(), models=models) as started:
         yield started
@@ -129,6 +135,19 @@ def test_the_scores_of_all_segments_arrive_in_the_result(service: LocalService) 
     assert result.metrics["scored_tokens"] == len(trajectory.token_ids)
     assert result.metrics["teacher_weight_version"] == 5
     assert result.timings["teacher"] > 0
+
+
+def test_only_the_tokens_of_the_jobs_own_model_are_scored(service: LocalService) -> None:
+    whole = run(service, instance={"critic": True}, models={"critic": "critic"}, teacher=f"teacher:{TOP}")
+    first, critic, second = whole.split()
+    assert [one.result.agent for one in (first, critic, second)] == ["main", "critic", "talk-1"]
+    assert critic.result.model == "critic"
+    for part in (first, second):
+        check_scores(scores_of(part, TOP), part, teacher_policy())
+    assert "teacher" not in critic.records.names or not len(critic.records.rows("teacher"))
+    own = len(first.token_ids) + len(second.token_ids)
+    assert whole.result.metrics["scored_tokens"] == own < len(whole.token_ids)
+    assert len(whole.records.rows("teacher")) == own - 2, "less the first token of each segment"
 
 
 def test_other_arrays_are_as_without_a_teacher(service: LocalService) -> None:
