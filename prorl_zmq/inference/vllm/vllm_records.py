@@ -101,9 +101,10 @@ class VllmRecords:
         count = len(completion.token_ids)
         if asked.top or (asked.mask and not self.masks):
             flat = completion.logprobs
-            # The drawn token, then the likeliest ones in descending order.
-            ids = np.array(flat.token_ids, np.int32).reshape(count, -1)[:, 1:]
-            logprobs = np.array(flat.logprobs, np.float32).reshape(count, -1)[:, 1:]
+            # The drawn token, then the likeliest ones in descending order. Without a token nothing tells their number.
+            width = len(flat.token_ids) // count if count else 1 + asked.top
+            ids = np.array(flat.token_ids, np.int32).reshape(count, width)[:, 1:]
+            logprobs = np.array(flat.logprobs, np.float32).reshape(count, width)[:, 1:]
             if asked.top:
                 found |= top_arrays(ids[:, : asked.top], logprobs[:, : asked.top])
             if asked.mask and not self.masks:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from prorl_zmq.inference.engine import Wanted
+from prorl_zmq.inference.records import check_records
 from prorl_zmq.inference.vllm.vllm_records import VllmRecords
+from prorl_zmq.wire.records import Recorded
 
 NEEDS = "vLLM needs --return-sampling-mask, or --max-logprobs -1 with --logprobs-mode processed_logprobs"
 
@@ -51,3 +55,15 @@ def test_reasons_are_of_the_other_records_only() -> None:
     assert records(most=-1, experts=True).unrecorded == {}
     assert [*records(most=0, masks=True).unrecorded] == ["top_logprobs", "experts"]
     assert all(len(reason) <= 256 for reason in records(most=0).unrecorded.values())
+
+
+@pytest.mark.parametrize("record", [("top_logprobs:4",), ("sampling_mask",), ("top_logprobs:4", "sampling_mask")])
+def test_a_turn_that_new_weights_end_before_its_first_token_has_empty_records(record: tuple[str, ...]) -> None:
+    nothing = SimpleNamespace(token_ids=[], logprobs=SimpleNamespace(token_ids=[], logprobs=[]))
+    found = records(most=-1).arrays(nothing, Recorded.parse(record), Wanted(record, 0), 7)
+    check_records(found, record, np.zeros(0, np.int32), positions=6)
+    assert all(len(array) == 0 for array in found.values())
+    assert found.keys() == {
+        *(("top_ids", "top_logprobs") if "top_logprobs:4" in record else ()),
+        *(("mask_ids", "mask_counts") if "sampling_mask" in record else ()),
+    }
