@@ -9,7 +9,6 @@ import numpy as np
 
 from ..data.scores import TOP_LIMIT, Scores, scores_of_rows
 from ..errors import InvalidJob, MalformedMessage, ProrlError, from_info
-from ..wire.messages.base import POLICY
 from ..wire.messages.jobs import Job
 
 if TYPE_CHECKING:
@@ -37,8 +36,8 @@ class ScoreJobs:
         keep_errors: a trajectory that cannot be scored has its error in place of scores; otherwise it is raised.
 
     Raises:
-        InvalidJob: `top` is over its limit, the model cannot score or has too short a context for a segment, or the
-            tokenizer of a trajectory is unknown.
+        InvalidJob: `top` is over its limit, the model cannot score or has too short a context for a segment, the
+            tokenizer of a trajectory is unknown, or a trajectory has tokens of several models.
     """
 
     def __init__(
@@ -54,7 +53,9 @@ class ScoreJobs:
             raise InvalidJob(f"top={top}: a position has 0 to {TOP_LIMIT} likeliest tokens", field="top")
         self._trajectories, self._model, self._top, self._keep_errors = trajectories, model, top, keep_errors
         self._chats: dict[str, ChatSettings] = {one.backend_id: one.chat for one in backends}
-        self._policies = [one.chat for one in backends if one.name == POLICY]
+        self._chats_by_model: dict[str, ChatSettings] = {
+            name: one.chat for one in reversed(backends) for name in (*one.adapters, one.name)
+        }
         models = [one for one in backends if one.name == model]
         if models and not any(one.scores for one in models):
             listed = ", ".join(f"{one.backend_id} ({one.model})" for one in models)
@@ -120,7 +121,14 @@ class ScoreJobs:
         self._scores[index] = error
 
     def _job(self, trajectory: Trajectory, context_tokens: int) -> Job:
-        segments = trajectory.result.segments
+        result = trajectory.result
+        if others := [part.name for part in result.conversations if part.model and part.segments]:
+            raise InvalidJob(
+                f"job {trajectory.job_id} has tokens of other models ({', '.join(others)}): score the trajectories of "
+                "its `split()`",
+                job_id=trajectory.job_id,
+                field="model",
+            )
         longest = max(len(segment.token_ids) for segment in trajectory.segments())
         if context_tokens and longest >= context_tokens:
             raise InvalidJob(
@@ -129,15 +137,15 @@ class ScoreJobs:
                 job_id=trajectory.job_id,
                 field="token_ids",
             )
-        chat = self._chats.get(trajectory.result.backend) or next(iter(self._policies), None)
+        chat = self._chats.get(result.backend) or self._chats_by_model.get(result.model)
         if chat is None:
             raise InvalidJob(
-                f"the service has neither the backend {trajectory.result.backend!r} of job {trajectory.job_id} nor one "
-                f"of the model {POLICY!r}: their tokenizer cannot be compared with that of {self._model!r}",
+                f"the service has neither the backend {result.backend!r} of job {trajectory.job_id} nor one of the "
+                f"model {result.model!r}: their tokenizer cannot be compared with that of {self._model!r}",
                 job_id=trajectory.job_id,
                 field="model",
             )
-        return score_job(trajectory.token_ids, segments, self._top, chat, self._model)
+        return score_job(trajectory.token_ids, result.segments, self._top, chat, self._model)
 
 
 def score_job(

@@ -13,13 +13,15 @@ from support.rescoring import teacher_policy
 from teachers import CLOSE, SHORT_CONTEXT, TOP, Moody, check_scores, of_other_words, without_context
 
 from prorl_zmq import Job, Sampling
+from prorl_zmq.client.score_jobs import ScoreJobs
 from prorl_zmq.data.scores import Scores
 from prorl_zmq.errors import InvalidJob
 from prorl_zmq.inference.embedded.base_policy import base_policy
 from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.tokenizer import VOCABULARY_SIZE
 from prorl_zmq.testing import LocalService, say
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.backends import Backend, ChatSettings
+from prorl_zmq.wire.messages.jobs import ConversationPart
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,6 +124,29 @@ def test_ids_beyond_the_vocabulary_are_refused(client: RolloutClient) -> None:
     with pytest.raises(InvalidJob, match=r"trajectory 1 .*outside of 0 to") as refused:
         client.score([trajectory, wrong], top=TOP)
     assert refused.value.job_id == trajectory.job_id
+
+
+def test_a_trajectorys_tokenizer_is_that_of_its_own_model(client: RolloutClient) -> None:
+    (whole,) = trajectories(client, 1)
+    backends = [
+        Backend(
+            backend_id=f"of-{name}",
+            endpoint="ipc://x",
+            name=name,
+            scores=True,
+            chat=ChatSettings("transformers", f"/models/{name}"),
+        )
+        for name in ("policy", "critic", "teacher")
+    ]
+    part = replace(whole, result=msgspec.structs.replace(whole.result, model="critic", backend=""))
+    (job,) = ScoreJobs([part], "teacher", 0, backends).take()
+    assert job.instance["chat"]["tokenizer"] == "/models/critic"
+    with pytest.raises(InvalidJob, match="nor one of the model 'critic'"):
+        ScoreJobs([part], "teacher", 0, [backends[0], backends[2]])
+    both = (ConversationPart("main", 0, 1), ConversationPart("critic", 1, 1, model="critic"))
+    mixed = replace(whole, result=msgspec.structs.replace(whole.result, segments=(9,), conversations=both))
+    with pytest.raises(InvalidJob, match=r"tokens of other models \(critic\)"):
+        ScoreJobs([mixed], "teacher", 0, backends)
 
 
 def test_scores_are_not_lost_with_those_that_fail(client: RolloutClient) -> None:
