@@ -23,7 +23,6 @@ from ..errors import (
     HandlerFailed,
     InvalidJob,
     JudgeUnreachable,
-    NoBackend,
     PhaseTimeout,
     ProrlError,
     SandboxBroken,
@@ -143,7 +142,7 @@ class PhaseRunner:
     async def _scored(self, event: PhaseDone | PhaseFailed, trajectory: TrajectoryBuilder) -> PhaseDone | PhaseFailed:
         """Return RUN's end with the teacher's scores among the trajectory's records, or with why they are not there.
 
-        A teacher that cannot score the policy's tokens at all fails the job; another failure costs the record only.
+        A teacher that can score no text of the policy fails the job; another failure costs the record only.
         """
         if isinstance(event, PhaseFailed) and event.reward is None:
             return self._without_scores(event, trajectory, NO_REWARD)
@@ -152,14 +151,19 @@ class PhaseRunner:
             with span("score by the teacher"):
                 async with clock.limit():
                     metrics = await self.rollout.add_scores(trajectory, event, clock)
-        except (EngineFailed, NoBackend) as error:
-            return self._without_scores(event, trajectory, f"{error.code}: {error.message}")
-        except BaseException as error:  # noqa: BLE001 - as in `run`
+        except asyncio.CancelledError as error:
+            return readable(self._failed(self._failure_of(error)))
+        except BaseException as error:  # as in `run`
+            if isinstance(error, InvalidJob):
+                if error.fields.get("field") == "model":
+                    return readable(self._failed(failure_of(error)))  # no failure of the task, whose hook may reward it
+                return self._without_scores(event, trajectory, error.message)
+            if isinstance(error, ProrlError):
+                return self._without_scores(event, trajectory, f"{error.code}: {error.message}")
             if isinstance(error, TimeoutError) and clock.expired:
                 return self._without_scores(event, trajectory, f"the teacher took longer than {clock.limit_s:g} s")
-            if isinstance(error, InvalidJob) and error.fields.get("field") == "token_ids":
-                return self._without_scores(event, trajectory, error.message)
-            return readable(self._failed(self._failure_of(error)))
+            log.warning("scoring raised", exc_info=error)
+            return self._without_scores(event, trajectory, f"{type(error).__name__}: {error}")
         records, dropped = self._records(trajectory)
         return msgspec.structs.replace(
             event,

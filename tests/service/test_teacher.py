@@ -16,7 +16,7 @@ from teachers import TOP, Moody, check_scores, of_other_words, without_context
 
 from prorl_zmq import Job, PhaseLimits, Role, Sampling
 from prorl_zmq.data.scores import Scores
-from prorl_zmq.errors import InvalidJob
+from prorl_zmq.errors import ConfigError, InvalidJob
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.inference.embedded.base_policy import base_policy
 from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
@@ -193,6 +193,22 @@ def test_a_record_without_scores_is_dropped_by_name(service: LocalService, teach
     assert re.search(why, trajectory.result.records_dropped["teacher"])
     assert trajectory.records.names == ("experts",)
     assert teacher != "stuck" or STUCK.ended.wait(WAIT_S), "the engine stops"
+
+
+@pytest.mark.parametrize(
+    "error", [ConfigError("no tokenizer there", key="chat.tokenizer"), MemoryError("no room there")]
+)
+def test_any_other_failure_of_scoring_costs_the_record_only(
+    service: LocalService, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def fails(*_: Any) -> bool:
+        raise error
+
+    monkeypatch.setattr("prorl_zmq.stages.job_backend.same_vocabulary", fails)
+    trajectory = run(service, record=("experts",))
+    assert (trajectory.outcome, trajectory.reward) == ("completed", 1.0)
+    assert re.search("no (tokenizer|room) there", trajectory.result.records_dropped["teacher"])
+    assert trajectory.records.names == ("experts",)
 
 
 def test_a_rollout_without_a_reward_is_not_scored(service: LocalService) -> None:
