@@ -94,6 +94,13 @@ class Records(Mapping[str, "NDArray[Any]"]):
         offsets = np.repeat(runs[:, 0] - (np.cumsum(lengths) - lengths), lengths)
         return (offsets + np.arange(len(offsets))).astype(np.int32)
 
+    def unknown(self, name: str, tokens: NDArray[Any]) -> int | None:
+        """Return the first of these tokens, ascending indices, without a row of a record; None: each has one."""
+        if name not in self._parts:
+            return int(tokens[0]) if len(tokens) else None
+        left = tokens[~np.isin(tokens, self.rows(name))]
+        return int(left[0]) if len(left) else None
+
     def part(self, start: int, end: int) -> Records:
         """Return the records of the tokens from `start` up to `end`, as views; rows count from `start`."""
         return Records({name: _cut(part, start, end) for name, part in self._parts.items()})

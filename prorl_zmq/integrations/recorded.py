@@ -84,22 +84,25 @@ class Asked:
         changes = {"record": self.record or job.record, "teacher": self.teacher or job.teacher}
         return msgspec.structs.replace(job, model=self.model, **changes)
 
-    def missing(self, trajectory: Trajectory) -> str:
-        """Return which record a rollout does not have, and why; empty: it has all."""
+    def missing(self, sample: Sample) -> str:
+        """Return which record, or which row that its training needs, a sample does not have; empty: it has all."""
+        trajectory = sample.row.trajectory
         for name in self.names:
             if name not in trajectory.records.names:
                 why = trajectory.result.records_dropped.get(name, "it was not asked for")  # type: ignore[call-overload]
                 return f"has no record {name}: {why}"
+            if problem := _unknown(sample, name):
+                return problem
         return ""
 
-    def check(self, trajectory: Trajectory) -> None:
-        """Refuse a rollout without a record.
+    def check(self, sample: Sample) -> None:
+        """Refuse a sample without a record, or without a row that its training needs.
 
         Raises:
-            NotTrainable: its record and the reason are in the message.
+            NotTrainable: the message says which one; of a record that was dropped, also why.
         """
-        if problem := self.missing(trajectory):
-            raise _refused(trajectory, problem)
+        if problem := self.missing(sample):
+            raise _refused(sample.row.trajectory, problem)
 
 
 NOTHING_ASKED = Asked()
@@ -113,13 +116,10 @@ def routes(sample: Sample) -> NDArray[Any]:
     Raises:
         NotTrainable: the prediction of a trained token has no row.
     """
+    _check_rows(sample, EXPERTS)
     records, size = sample.row.arrays.records, sample.row.prompt_tokens + sample.length
     rows, experts = records.rows(EXPERTS), records[EXPERTS]
     known = int(np.count_nonzero(rows == np.arange(len(rows))))
-    trained = np.flatnonzero(sample.row.arrays.loss_mask[:size])
-    if len(trained) and trained[-1] > known:
-        beyond = int(trained[np.searchsorted(trained, known, "right")])
-        raise _refused(sample.row.trajectory, f"has no experts for the prediction of its token {beyond}")
     experts = experts[: min(known, size)]
     return experts if experts.dtype == np.uint8 else experts.astype(np.int16)
 
@@ -132,14 +132,12 @@ def supports(sample: Sample) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     Raises:
         NotTrainable: a generated token has no row.
     """
+    _check_rows(sample, SAMPLING_MASK)
     records, start, end = sample.row.arrays.records, sample.row.prompt_tokens, sample.row.prompt_tokens + sample.length
     rows, counts = records.rows(SAMPLING_MASK), records["mask_counts"]
     inside = (rows >= start) & (rows < end)
     by_token = np.zeros(sample.length, np.int32)
     by_token[rows[inside] - start] = counts[inside]
-    unknown = np.flatnonzero((by_token == 0) & (sample.response_mask == 1))
-    if len(unknown):
-        raise _refused(sample.row.trajectory, f"has no sampling mask of its token {start + int(unknown[0])}")
     first, last = int(counts[rows < start].sum()), int(counts[rows < end].sum())
     offsets = np.concatenate([[0], np.cumsum(by_token)]).astype(np.int32)
     return records["mask_ids"][first:last], offsets
@@ -153,13 +151,34 @@ def teacher_scores(sample: Sample) -> tuple[NDArray[np.float32], NDArray[np.int3
     Raises:
         NotTrainable: a token but the first has no row.
     """
+    _check_rows(sample, TEACHER)
     records, size = sample.row.arrays.records, sample.row.prompt_tokens + sample.length
-    rows = records.rows(TEACHER)[: size - 1]
-    if not (sample.row.prompt_tokens and np.array_equal(rows, np.arange(1, size))):
-        raise _refused(sample.row.trajectory, "has no scores of its teacher for some tokens")
     names = ("teacher_logprobs", "teacher_top_ids", "teacher_top_logprobs")
     logprobs, top_ids, top_logprobs = (records[name][: size - 1] for name in names)
     return logprobs, top_ids, top_logprobs
+
+
+def _unknown(sample: Sample, name: str) -> str:
+    """Return which row of a record a sample's training needs and does not have; empty: it has all."""
+    records, size = sample.row.arrays.records, sample.row.prompt_tokens + sample.length
+    trained = np.flatnonzero(sample.row.arrays.loss_mask[:size])
+    if name == EXPERTS:
+        unknown = records.unknown(name, np.arange(trained[-1] if len(trained) else 0))
+        if unknown is not None:
+            unknown = int(trained[np.searchsorted(trained, unknown, "right")])
+            return f"has no experts for the prediction of its token {unknown}"
+    elif name == TEACHER:
+        unknown = records.unknown(name, np.arange(1 if sample.row.prompt_tokens else 0, size))
+        if unknown is not None:
+            return f"has no scores of its teacher for its token {unknown}"
+    elif (unknown := records.unknown(name, trained)) is not None:
+        return f"has no {name.replace('_', ' ')} of its token {unknown}"
+    return ""
+
+
+def _check_rows(sample: Sample, name: str) -> None:
+    if problem := _unknown(sample, name):
+        raise _refused(sample.row.trajectory, problem)
 
 
 def _refused(trajectory: Trajectory, problem: str) -> NotTrainable:

@@ -240,7 +240,7 @@ def _filled(pairs: list[tuple[Row, Any]], asked: Asked) -> Any:
 
 def _fill(row: Row, sample: Any, asked: Asked) -> Any:
     ours = Sample.of(row)
-    asked.check(row.trajectory)
+    asked.check(ours)
     if EXPERTS in asked.names:
         sample.rollout_routed_experts = _padded_routes(routes(ours), len(row) - 1)
     if SAMPLING_MASK in asked.names:

@@ -102,6 +102,16 @@ def test_a_turn_of_another_line_has_routes_and_no_masks() -> None:
     assert made.records.rows("sampling_mask").tolist() == [8, 9]
 
 
+def test_the_first_token_without_a_row_is_found() -> None:
+    builder = built()
+    records = Trajectory.from_frame(result(builder), builder.block(builder.records).data).records
+    assert records.unknown("experts", np.arange(8)) is None
+    assert records.unknown("experts", np.arange(3, 16)) == 8
+    assert records.unknown("experts", np.arange(12, 20)) is None
+    assert records.unknown("teacher", np.array([4, 5])) == 4
+    assert records.unknown("teacher", np.zeros(0, np.int32)) is None
+
+
 def test_conversations_are_joined_with_their_records() -> None:
     whole = TrajectoryBuilder()
     for _ in range(2):

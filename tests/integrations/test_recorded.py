@@ -242,6 +242,15 @@ def test_a_trained_token_without_a_route_is_refused(known: int) -> None:
             make()
 
 
+def test_a_rollout_with_unknown_rows_lacks_its_record_as_one_without_it() -> None:
+    experts = Asked(record=("experts",))
+    assert experts.missing(sample_of(rolled_out())) == ""
+    assert experts.missing(sample_of(rolled_out(known=5))) == "has no experts for the prediction of its token 8"
+    assert experts.missing(sample_of(rolled_out(known=5), 3)) == "", "the tokens that are trained on have all rows"
+    assert Asked(teacher="teacher").missing(sample_of(rolled_out())) == ""
+    assert experts.missing(sample_of(rolled_out(missing=("experts",)))).startswith("has no record experts: ")
+
+
 @pytest.mark.parametrize("name", ["experts", "sampling_mask", "teacher"])
 def test_a_missing_record_is_refused_with_its_reason(name: str) -> None:
     lost = batch(missing=(name,), records_dropped={name: "the disk was full"})

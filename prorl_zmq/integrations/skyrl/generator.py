@@ -83,8 +83,8 @@ def generator_output(
         TrajectoryID(group.group_id, place) for group in groups for place in range(len(group.trajectories))
     ]
     samples = [Sample.of(row) for row in rows]
-    for row in rows:
-        asked.check(row.trajectory)
+    for sample in samples:
+        asked.check(sample)
     experts = [routes(sample) for sample in samples] if EXPERTS in asked.names else None
     more = {"rollout_sample_support": _sample_support(samples)} if SAMPLING_MASK in asked.names else {}
     return {

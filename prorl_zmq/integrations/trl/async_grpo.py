@@ -176,13 +176,17 @@ class RolloutWorker:
     def _put(self, group: Group) -> int:
         """Pass a group's samples to the trainer; return how many were not dropped."""
         samples = [Sample.of(row, self._args.max_completion_length, self._too_long) for row in rows_of([group])]
-        kept = [sample for sample in samples if sample.length]
+        short = [sample for sample in samples if sample.length]
+        problems = [self._asked.missing(sample) for sample in short]
+        kept = [sample for sample, problem in zip(short, problems, strict=True) if not problem]
         for sample, given in zip(kept, self._given(group, kept), strict=True):
             self._rewards.append(sample.row.reward)
             self.rollout_buffer.put(given)
             self._last_s = time.monotonic()
-        if dropped := len(samples) - len(kept):
+        if dropped := len(samples) - len(short):
             self.metrics_queue.put({"rollouts/dropped_total": float(dropped)})
+        if lacking := [problem for problem in problems if problem]:
+            self.metrics_queue.put({"rollouts/unrecorded_total": float(len(lacking))})
         return len(kept)
 
     def _given(self, group: Group, samples: Sequence[Sample]) -> list[Any]:

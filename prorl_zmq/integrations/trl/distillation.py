@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class DistillationWorker(RolloutWorker):
     """Continuously rolls out prompts, scored by a model of the service; pass it as `rollout_worker`.
 
-    The teacher takes the place of TRL's `teacher_server_urls`. Each segment of a rollout is a sample; a rollout without
-    its teacher's scores is dropped, and counted as `rollouts/unrecorded_total`.
+    The teacher takes the place of TRL's `teacher_server_urls`. Each segment of a rollout is a sample; one without its
+    teacher's scores is dropped, and counted as `rollouts/unrecorded_total`.
 
     Args:
         rows: the data set, such as a `datasets.Dataset`; prompts are drawn at random.
@@ -59,12 +59,6 @@ class DistillationWorker(RolloutWorker):
         super().__init__(rows, args, model=model, **options)
         self._asked = Asked(model, (), f"{teacher}:{args.teacher_top_k}")
         self._teacher = teacher
-
-    def _put(self, group: Group) -> int:
-        if problems := [problem for one in group.trajectories if (problem := self._asked.missing(one))]:
-            self.metrics_queue.put({"rollouts/unrecorded_total": float(len(problems))})
-            return 0
-        return super()._put(group)
 
     def _given(self, group: Group, samples: Sequence[Sample]) -> list[Any]:  # noqa: ARG002 - a group has one rollout
         from trl.experimental.async_distillation.async_rollout_worker import RolloutSample

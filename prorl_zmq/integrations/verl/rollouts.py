@@ -211,12 +211,12 @@ class RolloutManager(Counts):
         found: list[Sample] = []
         counts = Counter[str]()
         for row in rows_of([role]):
-            if training and (problem := self.asked.missing(row.trajectory)):
+            most = self._most_tokens - row.prompt_tokens if training else None
+            sample = Sample.of(row, most, self.options.too_long)
+            if training and sample.length and (problem := self.asked.missing(sample)):
                 log.warning("job %s %s", row.trajectory.job_id, problem)
                 counts["unrecorded"] += 1
                 continue
-            most = self._most_tokens - row.prompt_tokens if training else None
-            sample = Sample.of(row, most, self.options.too_long)
             counts["dropped" if not sample.length else "truncated" if sample.is_cut else "rows"] += 1
             if sample.length:
                 found.append(sample)

@@ -48,7 +48,7 @@ def output_of(sample: Sample, asked: Asked = NOTHING_ASKED) -> dict[str, Any]:
         NotTrainable: a record that is asked for is missing, or a trained token needs a row that is unknown.
     """
     row, timings = sample.row, sample.row.trajectory.result.timings
-    asked.check(row.trajectory)
+    asked.check(sample)
     return {
         **({"routed_experts": routes(sample)} if EXPERTS in asked.names else {}),
         "prompt_ids": sample.prompt_ids.tolist(),
