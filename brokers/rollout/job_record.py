@@ -190,7 +190,7 @@ class JobRecord:
             outcome=outcome,
             group_id=self.job.group_id,
             attempt=self.attempt,
-            reward=last.reward if last is not None else None,
+            reward=last.reward if last is not None and not (error is not None and self._trains_several) else None,
             error=error,
             stop_reason=run.stop_reason if run is not None else "",
             model=self.job.model,
@@ -209,6 +209,12 @@ class JobRecord:
             records_dropped=run.records_dropped if run is not None else {},
             kept=run.kept if run is not None else None,
         )
+
+    @property
+    def _trains_several(self) -> bool:
+        """Whether RUN trained several models, of which a failure tells not which one failed."""
+        parts = self.run.conversations if self.run is not None else ()
+        return len({part.model for part in parts if part.trained}) > 1
 
     def _conversations(self, last: PhaseDone | PhaseFailed | None) -> tuple[ConversationPart, ...]:
         """Return RUN's conversations with the rewards that EVAL gave them."""

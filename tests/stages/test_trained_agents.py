@@ -40,7 +40,7 @@ class Instance(msgspec.Struct):
     trains_user: bool | None = None
     rounds: int = 2
     breaks: str = ""
-    """Who fails: `user`, or `world`, which is no agent."""
+    """What fails: `user`, `world`, which is no agent, or `eval`."""
 
 
 class Game(AgentHandler[Instance]):
@@ -68,6 +68,8 @@ class Game(AgentHandler[Instance]):
         return {}
 
     async def eval(self, phase: EvalPhase[Instance]) -> Evaluation:
+        if phase.instance.breaks == "eval":
+            raise SandboxLimitExceeded("what the agents left fills the disk", limit="disk")
         return Evaluation(0.0, rewards={"asker": 1.0, "guesser": -1.0} if phase.instance.trains_user else {})
 
 
@@ -183,15 +185,18 @@ def test_the_oldest_version_of_a_block_skips_tokens_of_other_models(service: Loc
     assert int(whole.weight_versions[whole.loss_mask].min()) == VERSION_OF_GUESSER
 
 
-@pytest.mark.parametrize(("breaks", "outcome"), [("user", "infrastructure_error"), ("world", "failed")])
+@pytest.mark.parametrize(
+    ("breaks", "outcome"), [("user", "infrastructure_error"), ("world", "failed"), ("eval", "failed")]
+)
 def test_a_failure_of_one_agent_masks_the_episode(service: LocalService, breaks: str, outcome: str) -> None:
     whole = run(service, trains_user=True, breaks=breaks)
     assert (whole.outcome, whole.reward) == (outcome, None)
     assert [one.reward for one in whole.split()] == [None] * len(whole.split())
 
 
-def test_a_failure_with_one_trained_model_still_earns_nothing(service: LocalService) -> None:
-    whole = run(service, guesser="script", breaks="world")
+@pytest.mark.parametrize("breaks", ["world", "eval"])
+def test_a_failure_with_one_trained_model_has_the_reward_zero(service: LocalService, breaks: str) -> None:
+    whole = run(service, guesser="script", breaks=breaks)
     assert (whole.outcome, whole.reward) == ("failed", 0.0)
 
 
