@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import ConfigError, JournalFailed
-from .file_system import LOCAL, file_system_of
+from ...system.file_system import LOCAL, file_system_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import ConfigError, JournalFailed
-from .file_system import LOCAL, file_system_of
+from ...system.file_system import LOCAL, file_system_of
 from .journal import APPLICATION_ID, SCHEMA_VERSION
 from .journal_file import PAGE_BYTES, check_kind, connect, failures, try_lock
 from .journal_rows import BLOCKS, Damaged, any_text, place_of, read_rows

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from msgspec import Meta
 
 from ...errors import JournalFailed
-from ...system.stored_block import read_block
-from .file_system import LOCAL, file_system_of
+from ...system.stored_block import reader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -72,7 +71,7 @@ class SegmentStore:
         self.segment_bytes = min(SEGMENT_BYTES, limit_bytes // SEGMENTS)
         self._journal = journal
         self._sync = sync
-        self._read = read_block if file_system_of(journal) in LOCAL else _copied
+        self._read = reader(journal)
         self._segments = {number: _Segment(size) for number, size in segment_sizes(journal).items()}
         self._last = self._found = max(self._segments, default=0)
         """`_last` is the highest number, `_found` that of the earlier process."""
@@ -231,10 +230,6 @@ class NoSegments(SegmentStore):
     def close(self) -> None: ...
 
     def check(self, place: Place) -> None: ...
-
-
-def _copied(file: int, offset: int, size_bytes: int) -> bytes:
-    return os.pread(file, size_bytes, offset)
 
 
 def _checksum(block: bytes | memoryview) -> int:

@@ -69,10 +69,16 @@ class BlockServer:
         self._listener.bind(self.path)
         self._listener.listen(LOCAL_CLIENTS)
         self._local: set[socket.socket] = set()
+        self._is_listening = False
 
     def register(self) -> None:
         self._loop.register(self._router, self._drain)
-        self._loop.register_file(self._listener, self._accept)
+        self._listen()
+
+    def _listen(self) -> None:
+        if not self._is_listening:
+            self._is_listening = True
+            self._loop.register_file(self._listener, self._accept)
 
     def close(self) -> None:
         self._router.close()
@@ -108,6 +114,7 @@ class BlockServer:
         return end, block, handle
 
     def _drain(self) -> None:
+        self._listen()
         for _ in range(BATCH):
             try:
                 frames = self._router.recv_multipart(NOBLOCK)
@@ -123,7 +130,11 @@ class BlockServer:
                 log.debug("dropped a request for a block: %s", error)  # anybody can send one: no log flood
                 continue
             else:
-                block = self._store.read(request.block_id)
+                try:
+                    block = self._store.read(request.block_id)
+                except OSError as error:
+                    log.warning("a block cannot be read now, and its client will ask again: %s", error)
+                    continue
                 reply = [*envelope, codec.encode(BlockGiven(request.request_id)), *([] if block is None else [block])]
             with suppress(zmq.ZMQError):  # the client is gone or does not read; it retries
                 send(self._router, reply, NOBLOCK)
@@ -132,8 +143,10 @@ class BlockServer:
         try:
             client, _ = self._listener.accept()
         except OSError as error:
-            log.warning("no more clients are served by file descriptors here, but over TCP: %s", error)
-            self._loop.unregister_file(self._listener)  # the pending connection would wake the loop at once
+            log.warning("a client is served over TCP, and not by file descriptors: %s", error)
+            # The pending connection would wake the loop at once. The next request over TCP listens again.
+            self._loop.unregister_file(self._listener)
+            self._is_listening = False
             return
         if len(self._local) >= LOCAL_CLIENTS:
             client.close()

@@ -9,6 +9,7 @@ run again.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -18,7 +19,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from ...system.node_name import boot_id, short_id
-from ...system.stored_block import read_block
+from ...system.stored_block import reader
 from ...wire.messages.base import new_id
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ FREE_BYTES = 2**30
 OURS = re.compile(r"[0-9a-f]{32}")
 """Pattern of block ids; a network file system renames files that are removed while they are mapped."""
 
+PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR})
+"""Errors of a process or a machine that is short of something now; the block is still there."""
+
 log = logging.getLogger("prorl.node_broker")
 
 
@@ -41,6 +45,7 @@ class BlockStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / short_id(boot_id())
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._read = reader(self._folder)
         for other in folder.iterdir():
             if other != self._folder:
                 shutil.rmtree(other, ignore_errors=True)
@@ -107,13 +112,20 @@ class BlockStore:
         return len(sizes), sum(sizes)
 
     def open(self, block_id: str) -> int | None:
-        """Return a read-only descriptor of a block, which the caller closes; None if missing or truncated."""
+        """Return a read-only descriptor of a block, which the caller closes; None if missing, truncated or unreadable.
+
+        Raises:
+            OSError: it cannot be opened now, such as for want of descriptors; it is not lost.
+        """
         broker = next((broker for broker, sizes in self._sizes.items() if block_id in sizes), None)
         if broker is None:
             return None
         try:
             file = os.open(self._path(broker, block_id), os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
+        except OSError as error:
+            if error.errno in PASSING:
+                raise
+            log.warning("the block %s cannot be opened: %s", block_id, error)
             return None
         if os.fstat(file).st_size == self._sizes[broker][block_id]:
             return file
@@ -121,13 +133,19 @@ class BlockStore:
         return None
 
     def read(self, block_id: str) -> bytes | memoryview | None:
-        """Return a block; None if the block is missing, truncated or unreadable."""
+        """Return a block; None if the block is missing, truncated or unreadable.
+
+        Raises:
+            OSError: as `open`.
+        """
         file = self.open(block_id)
         if file is None:
             return None
         try:
-            return read_block(file, 0, os.fstat(file).st_size)
+            return self._read(file, 0, os.fstat(file).st_size)
         except OSError as error:
+            if error.errno in PASSING:
+                raise
             log.warning("the block %s cannot be read: %s", block_id, error)
             return None
         finally:

@@ -257,7 +257,11 @@ class NodeBroker:
 
     def _send_blocks(self, link: BrokerLink, block_ids: Iterable[str]) -> None:
         for block_id in block_ids:
-            link.send_block(block_id, self._blocks.read(block_id))
+            try:
+                link.send_block(block_id, self._blocks.read(block_id))
+            except OSError as error:
+                log.warning("blocks cannot be read now, and the broker will ask again: %s", error)
+                return
 
     def _start(self, waiting: _Waiting) -> None:
         link, command, rest, _ = waiting

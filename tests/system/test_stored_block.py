@@ -57,3 +57,12 @@ def test_block_is_copied_where_it_cannot_be_mapped(path: Path, monkeypatch: pyte
     block = read(path, 3, MAPPED_FROM_BYTES)
     assert isinstance(block, bytes)
     assert block == path.read_bytes()[3 : 3 + MAPPED_FROM_BYTES]
+
+
+def test_only_some_blocks_are_mapped_at_a_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_block, "MAPPED_LIMIT", len(stored_block._MAPPINGS) + 2)
+    blocks = [read(path, 0, SIZE) for _ in range(3)]
+    assert [isinstance(block, memoryview) for block in blocks] == [True, True, False]
+    assert blocks[2] == blocks[0]
+    del blocks[0]
+    assert isinstance(read(path, 0, SIZE), memoryview)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from prorl_zmq.brokers.backends.backend_journal import BackendJournal
-from prorl_zmq.brokers.journal.file_system import LOCAL, file_system_of
 from prorl_zmq.brokers.journal.journal import Journal
 from prorl_zmq.brokers.journal.journal_summary import count_damaged, read_summary
 from prorl_zmq.errors import ConfigError, JournalFailed
+from prorl_zmq.system.file_system import LOCAL, file_system_of
 
 from .test_journal import finished, state
 

@@ -22,6 +22,7 @@ from prorl_zmq.brokers.journal.journal_summary import count_damaged, read_summar
 from prorl_zmq.brokers.journal.records import StoredBlock
 from prorl_zmq.brokers.journal.segment_store import BlockLost, segment_paths, segment_sizes
 from prorl_zmq.errors import JournalFailed
+from prorl_zmq.system import stored_block
 
 from .test_journal import KILLED_CHILD, check_what_was_said, finished, state
 
@@ -114,7 +115,7 @@ def test_damaged_byte_of_a_large_block_is_noticed_wherever_it_is(
     path: Path, monkeypatch: pytest.MonkeyPatch, local: bool, place: int
 ) -> None:
     if not local:
-        monkeypatch.setattr(segment_store, "file_system_of", lambda _: "nfs4")
+        monkeypatch.setattr(stored_block, "file_system_of", lambda _: "nfs4")
     size = 2**20 + 404
     with Journal(path) as journal:
         end(journal, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
@@ -9,10 +10,11 @@ import threading
 import zlib
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import zmq
+from support.waiting import until
 
 from prorl_zmq.brokers.loop import Loop
 from prorl_zmq.brokers.node import block_server
@@ -142,6 +144,27 @@ def test_one_client_too_many_is_turned_away_and_the_others_are_served(
         with connected(served.path) as second:
             assert second.recv(1) == b""
         assert asked(first, b"unknown") == (LOST, [])
+
+
+def test_a_server_that_was_short_of_descriptors_serves_by_them_again(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept, failures = socket.socket.accept, [OSError(errno.EMFILE, "Too many open files")]
+
+    def accept_later(listener: socket.socket) -> Any:
+        if failures:
+            raise failures.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", accept_later)
+    with connected(served.path) as client:
+        until(lambda: not failures, "the server has no descriptor")
+        fetcher = BlockFetcher(None)
+        try:
+            assert fetcher.fetch({"a": handle(served.handle.block_id, served.handle.endpoint)})
+        finally:
+            fetcher.close()
+        assert asked(client, b"unknown") == (LOST, [])
 
 
 def test_what_is_no_request_is_dropped_and_the_next_one_is_answered(served: Served) -> None:

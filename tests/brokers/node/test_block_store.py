@@ -1,16 +1,17 @@
 from __future__ import annotations
 
+import errno
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from prorl_zmq.brokers.node import block_store
 from prorl_zmq.brokers.node.block_store import BlockStore
-from prorl_zmq.system import node_name
+from prorl_zmq.system import node_name, stored_block
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 BLOCK = memoryview(b"tokens" * 1000)
 
@@ -78,6 +79,32 @@ def test_a_block_that_was_cut_off_is_not_here(tmp_path: Path) -> None:
     file_of(tmp_path, block_id).write_bytes(b"tok")
     assert store.read(block_id) is None
     assert store.open(block_id) is None
+
+
+def test_a_block_is_not_lost_where_descriptors_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = BlockStore(tmp_path)
+    block_id = kept(store)
+
+    def no_descriptor(*_: Any) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(block_store.os, "open", no_descriptor)
+        with pytest.raises(OSError, match="Too many open files"):
+            store.read(block_id)
+    assert store.read(block_id) == BLOCK
+
+
+@pytest.mark.parametrize(("kind", "mapped"), [("ext4", True), ("nfs4", False), ("", False)])
+def test_blocks_are_mapped_on_local_file_systems_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, mapped: bool
+) -> None:
+    monkeypatch.setattr(stored_block, "file_system_of", lambda _: kind)
+    monkeypatch.setattr(stored_block, "MAPPED_FROM_BYTES", 1)
+    store = BlockStore(tmp_path)
+    block = store.read(kept(store))
+    assert block == BLOCK
+    assert isinstance(block, memoryview) == mapped
 
 
 def test_without_room_the_broker_gets_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
