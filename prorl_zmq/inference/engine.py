@@ -16,6 +16,7 @@ import numpy as np
 from ..data.scores import TOP_LIMIT, Scores, first_scores
 from ..errors import EngineFailed
 from ..wire.messages.engines import FinishReason, VersionSpan
+from ..wire.records import NO_LOGPROB
 from ..wire.records import TOP_LIMIT as TOP_RECORD_LIMIT
 
 if TYPE_CHECKING:
@@ -274,7 +275,8 @@ def checked_scores(scores: Scores, tokens: int, top: int, vocabulary: int = 0) -
         vocabulary: ids must be below this; 0: not known.
 
     Raises:
-        EngineFailed: an array has the wrong type or shape, an id is outside the vocabulary, or a log-prob is not one.
+        EngineFailed: an array has the wrong type or shape, an id is outside the vocabulary, or a log-prob is not one;
+            (`refused`) a token has the probability 0, whose log-prob is no number.
     """
     wanted = {"logprobs": ("f", (tokens,)), "top_ids": ("iu", (tokens, top)), "top_logprobs": ("f", (tokens, top))}
     for name, (kinds, shape) in wanted.items():
@@ -285,8 +287,12 @@ def checked_scores(scores: Scores, tokens: int, top: int, vocabulary: int = 0) -
     if ids.size and not 0 <= ids.min() <= ids.max() < (vocabulary or np.inf):
         raise EngineFailed(f"the engine scored a text with token ids outside of 0 to {vocabulary - 1}")
     logprobs = np.concatenate([scores.logprobs[1:], scores.top_logprobs[1:].ravel()])
-    if not bool(np.all((logprobs <= 1e-3) & (logprobs > -np.inf))):
+    if not bool(np.all(logprobs <= 1e-3)):  # NaN fails every comparison
         raise EngineFailed("the engine scored a text with a log-prob that is not a logarithm of a probability")
+    if bool(np.any(logprobs <= NO_LOGPROB)):  # vLLM's servers give this number for minus infinity
+        raise EngineFailed(
+            "the engine scored a text with a log-prob that is not a logarithm of a probability above 0", refused=True
+        )
     return Scores(
         np.concatenate([first.logprobs, scores.logprobs[1:]], dtype=np.float32),
         np.concatenate([first.top_ids, ids], dtype=np.int32, casting="unsafe"),

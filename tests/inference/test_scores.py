@@ -146,6 +146,22 @@ def test_an_engines_malformed_scores_are_rejected(change: dict[str, Any], words:
         checked_scores(replace(good(), **change), 4, 2, 50)
 
 
+@pytest.mark.parametrize("impossible", [-np.inf, -9999.0])
+@pytest.mark.parametrize("name", ["logprobs", "top_logprobs"])
+def test_a_token_of_probability_zero_is_the_texts_fault(name: str, impossible: float) -> None:
+    scores = good()
+    getattr(scores, name)[2] = impossible
+    with pytest.raises(EngineFailed, match="a probability above 0") as failed:
+        checked_scores(scores, 4, 2, 50)
+    assert failed.value.fields.get("refused")
+    for name_of_broken in ("logprobs", "top_logprobs"):
+        broken = good()
+        getattr(broken, name_of_broken)[2] = np.nan
+        with pytest.raises(EngineFailed) as failed:
+            checked_scores(broken, 4, 2, 50)
+        assert not failed.value.fields.get("refused"), "the engine is broken"
+
+
 def test_rows_of_a_trajectory_hold_scores(policy: Policy) -> None:
     token_ids = text(30)
     scores = asyncio.run(EmbeddedEngine(policy).score(token_ids, 3, "job"))

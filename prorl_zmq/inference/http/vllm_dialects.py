@@ -8,7 +8,7 @@ import msgspec
 
 from ...errors import EngineFailed
 from ...wire.messages.engines import VersionSpan
-from ...wire.records import EXPERTS, SAMPLING_MASK, TOP_LOGPROBS
+from ...wire.records import EXPERTS, NO_LOGPROB, SAMPLING_MASK, TOP_LOGPROBS
 from ..engine import Generation, whole_span
 from ..prompt_logprobs import scores_by_rank
 from ..records import rows_wanted
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from ..records import Arrays
     from .dialects import Text, Turn
 
-NOT_A_NUMBER = -9999.0
-"""vLLM's value for a log-prob that is NaN or minus infinity."""
 _ID = "token_id:"
 TEXT_ONLY = (
     "the server returned text only, and tokenising text again gives other tokens than were sampled; serve the model "
@@ -268,5 +266,5 @@ def _numbers(tokens: Sequence[str]) -> list[int]:
 
 
 def _number(logprob: float | None) -> float | None:
-    """Return None for vLLM's value of a log-prob that is not a number."""
-    return None if logprob is None or logprob <= NOT_A_NUMBER else logprob
+    """Return None for a log-prob that is NaN or minus infinity, for which vLLM gives `NO_LOGPROB`."""
+    return None if logprob is None or logprob <= NO_LOGPROB else logprob
