@@ -117,14 +117,21 @@ class JobBackend:
         return self.current
 
     async def generate(
-        self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int], rows_known: int = 0
+        self,
+        token_ids: NDArray[np.int32],
+        sampling: Sampling,
+        stop_token_ids: Sequence[int],
+        rows_known: int = 0,
+        *,
+        record: tuple[str, ...] | None = None,
     ) -> Generation:
         """Generate (see `engine.Generator`). After a failure, continue on another backend of the same model, or retry.
 
-        Token ids are all the state that an engine needs, so the attempt continues.
+        Token ids are all the state that an engine needs, so the attempt continues. `record` replaces the backend's own.
         """
         job = self._job
-        more: dict[str, Any] = {"wanted": Wanted(self.record, rows_known)} if self.record else {}
+        asked = self.record if record is None else record
+        more: dict[str, Any] = {"wanted": Wanted(asked, rows_known)} if asked else {}
 
         async def generate(backend: Backend) -> Generation:
             began = time.monotonic()

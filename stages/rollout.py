@@ -298,13 +298,14 @@ class Rollout:
             )
         if self._servers:
             self._taken |= {tool.name for tool in tools}
-        policy: Callable[[], Awaitable[JobPolicy]] = self._policy
         other = ""
         if model != POLICY or self._job.models:
             others = self.other_models()
             other = "" if others.is_policy(model) else others.named(model).name
-            policy = partial(self._policy_of, model, trained=bool(trained))
         is_trained = not other if trained is None else trained
+        policy: Callable[[], Awaitable[JobPolicy]] = self._policy
+        if model != POLICY or self._job.models or (self._job.record and not is_trained):
+            policy = partial(self._policy_of, model, trained=is_trained)
         return Conversation(self.episode, policy, opening, tools, name=name, trained=is_trained, model=other)
 
     async def _serve(
@@ -355,9 +356,13 @@ class Rollout:
             policy = await others.policy(role, trained=trained)
             self.episode.spent(f"model.{role[:96]}", asked_at)
             return policy
-        policy, sampling = await self._policy(), others.named(role).sampling
+        policy, sampling, record = await self._policy(), others.named(role).sampling, self._job.record
+        if record and not trained:  # nothing of it would be in the result
+            policy = replace(policy, generate=partial(self.backend.generate, record=()))
         if sampling is None:
             return policy
+        if record and trained and (problem := Recorded.parse(record).conflict(sampling)):
+            raise InvalidJob(f"the model {role!r}: {problem}", field="record")
         return replace(policy, job=msgspec.structs.replace(self._job, sampling=sampling))
 
     async def _policy(self) -> JobPolicy:

@@ -20,6 +20,7 @@ from prorl_zmq.inference.policy import log_softmax
 from prorl_zmq.inference.tokenizer import decode
 from prorl_zmq.stages.handler import AgentHandler, Evaluation
 from prorl_zmq.testing import LocalService
+from prorl_zmq.wire.messages.jobs import NamedModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,6 +39,8 @@ class Instance(msgspec.Struct):
     turns: int = 3
     talks: int = 1
     text: str = ""
+    aside: str = ""
+    """Another conversation of the job's own model, drawn by a sampling of its own: `trained` or `untrained`."""
 
 
 class Talk(AgentHandler[Instance]):
@@ -53,6 +56,9 @@ class Talk(AgentHandler[Instance]):
             for turn in range(phase.instance.turns):
                 if talk.stop is None:
                     await talk.say(f"Question {turn}?")
+        if aside := phase.instance.aside:
+            opening = [ChatMessage(Role.SYSTEM, "Talk.")]
+            await phase.conversation(opening, name="aside", model="aside", trained=aside == "trained").say("Question?")
         return {}
 
     async def eval(self, phase: EvalPhase[Instance]) -> Evaluation:
@@ -106,6 +112,27 @@ def run(service: LocalService, **changes: Any) -> Trajectory:
         (trajectory,) = client.stream()
     assert trajectory.outcome == "completed", trajectory.error
     return trajectory
+
+
+ASIDE = {"aside": NamedModel("policy", Sampling(max_tokens=8, temperature=0.0))}
+
+
+def test_a_conversation_that_is_not_trained_needs_no_record(service: LocalService) -> None:
+    trajectory = run(service, instance={"aside": "untrained"}, models=ASIDE)
+    (segment,) = trajectory.segments()
+    check(segment)
+
+
+def test_a_sampling_that_gives_no_mask_is_refused_before_it_is_drawn_by(service: LocalService) -> None:
+    with service.client(timeout_s=WAIT_S) as client:
+        client.submit(
+            Job(task="talk", instance={"aside": "trained"}, sampling=SAMPLING, record=("sampling_mask",), models=ASIDE)
+        )
+        (trajectory,) = client.stream()
+    assert (trajectory.outcome, trajectory.result.attempt) == ("failed", 1)
+    assert trajectory.error is not None
+    assert trajectory.error.code == "invalid_job"
+    assert "the model 'aside': sampling_mask needs top_p" in trajectory.error.message
 
 
 def check(segment: Segment) -> None:
