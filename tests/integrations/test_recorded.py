@@ -295,6 +295,15 @@ def test_a_missing_record_is_refused_with_its_reason(name: str) -> None:
             make()
 
 
+def test_verls_trainer_takes_no_teacher_whose_scores_no_loss_would_read() -> None:
+    omegaconf = pytest.importorskip("omegaconf", reason="verl's configuration")
+    from prorl_zmq.integrations.verl.options import rollout_options
+
+    config = omegaconf.OmegaConf.create({"trainer": {"v1": {"prorl": {"teacher": "teacher:20"}}}})
+    with pytest.raises(ConfigError, match="teacher"):
+        rollout_options(config)
+
+
 def test_a_sample_that_is_cut_has_the_rows_of_its_tokens() -> None:
     cut = sample_of(rolled_out(), 3)
     assert routes(cut).tolist() == [route(place).tolist() for place in range(6)]

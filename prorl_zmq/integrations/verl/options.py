@@ -65,8 +65,6 @@ class RolloutOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     record: tuple[str, ...] = ()
     """Records that each rollout must have, of those that verl takes: `experts` (`actor.router_replay.mode: R3`). A
     rollout without one is dropped, and counted as `rollouts/unrecorded_total`."""
-    teacher: str = ""
-    """As in `Job`: its scores are the rows' `teacher_ids` and `teacher_logprobs`; a rollout without them is dropped."""
     keep: str = "all"
     """Which groups are trained on: `all` of verl's requested prompts, or the groups of `open_batch(keep=…)`, such as
     `informative`, of as many prompts as needed."""

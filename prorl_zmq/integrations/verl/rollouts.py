@@ -79,7 +79,7 @@ class RolloutManager(Counts):
         self._rollout = config.actor_rollout_ref.rollout
         self._most_tokens = self._rollout.prompt_length + self._rollout.response_length
         self._make_job = job_maker_of(config)
-        self.asked = Asked.of("verl", (EXPERTS,), service.model, self.options.record, self.options.teacher)
+        self.asked = Asked.of("verl", (EXPERTS,), service.model, self.options.record)
         """What each training rollout must have."""
         self.waiting: deque[Prompt] = deque()
         """Prompts for a `DynamicReplayBuffer`, which rolls them out itself."""
