@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from ..data.records import part_of
 from ..errors import EngineFailed
 from ..inference.engine import Generation
+from ..inference.records import joined_records
 from ..wire.messages.engines import VersionSpan
 from ..wire.records import EXPERTS
 
@@ -118,10 +119,7 @@ def rows_of_experts(generation: Generation) -> int:
 
 
 def joined(first: Generation, second: Generation) -> Generation:
-    """Return one generation made of two, the second of which continued the first.
-
-    A record of generated tokens that only one of them has is left out, since its rows would have no place.
-    """
+    """Return one generation made of two, the second of which continued the first."""
     start = len(first.token_ids)
     moved = (VersionSpan(span.weight_version, start + span.start, start + span.end) for span in second.spans)
     return Generation(
@@ -130,17 +128,8 @@ def joined(first: Generation, second: Generation) -> Generation:
         (*first.spans, *moved),
         second.finish_reason,
         first.cached_tokens + second.cached_tokens,
-        _joined_records(first, second),
+        joined_records((first, second)),
     )
-
-
-def _joined_records(first: Generation, second: Generation) -> dict[str, NDArray[Any]]:
-    found = {}
-    for name in {**first.records, **second.records}:
-        arrays = [one.records[name] for one in (first, second) if name in one.records]
-        if name == EXPERTS or all(name in one.records or not len(one.token_ids) for one in (first, second)):
-            found[name] = np.concatenate(arrays)
-    return found
 
 
 def version_per_token(generation: Generation) -> NDArray[np.int32]:

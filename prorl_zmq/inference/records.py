@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..wire.messages.jobs import Sampling
-    from .engine import EngineDescription, Wanted
+    from .engine import EngineDescription, Generation, Wanted
 
 Arrays = dict[str, "NDArray[Any]"]
 _DTYPES = {
@@ -87,15 +87,17 @@ def rows_wanted(routes: NDArray[Any] | None, first: int, rows_known: int) -> Arr
     return {EXPERTS: routes[rows_known - first :]}
 
 
-def joined_records(parts: Sequence[Mapping[str, NDArray[Any]]]) -> Arrays:
-    """Join the records of consecutive parts of one turn; one that a part lacks is left out, except for experts.
+def joined_records(parts: Sequence[Generation]) -> Arrays:
+    """Join the records of consecutive parts of one turn, those without a token included.
 
-    Each part's experts begin where those of the parts before it end.
+    Each part's experts begin where those of the parts before it end. A record of generated tokens that a part with
+    tokens lacks is left out, since its rows would have no place.
     """
-    names = {name for part in parts for name in part}
-    lists = {name: [part[name] for part in parts if name in part] for name in sorted(names)}
-    whole = {name: arrays for name, arrays in lists.items() if len(arrays) == len(parts) or name == EXPERTS}
-    return {name: np.concatenate(arrays) for name, arrays in whole.items()}
+    found: Arrays = {}
+    for name in dict.fromkeys(name for part in parts for name in part.records):
+        if name == EXPERTS or all(name in part.records or not len(part.token_ids) for part in parts):
+            found[name] = np.concatenate([part.records[name] for part in parts if name in part.records])
+    return found
 
 
 def check_records(

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from prorl_zmq.errors import EngineFailed
-from prorl_zmq.inference.engine import EngineDescription, Wanted
+from prorl_zmq.inference.engine import EngineDescription, Generation, Wanted
 from prorl_zmq.inference.records import (
     asked_records,
     check_records,
+    joined_records,
     mask_arrays,
     narrow_experts,
     rows_wanted,
@@ -121,3 +122,23 @@ def test_what_an_engine_cannot_give_is_refused(wanted: Wanted, problem: str) -> 
         asked_records(wanted, 5, Sampling(), toy)
     assert caught.value.fields["refused"]
     assert asked_records(Wanted(("sampling_mask", "top_logprobs:9")), 5, Sampling(top_k=3), toy).top == 9
+
+
+def part(tokens: int, **records: Any) -> Generation:
+    return Generation(np.zeros(tokens, np.int32), np.zeros(tokens, np.float32), (), "abort", 0, records)
+
+
+def rows(first: int, count: int) -> Any:
+    return np.arange(first, first + count, dtype=np.uint8).reshape(count, 1, 1)
+
+
+def test_a_part_without_tokens_keeps_its_rows_in_their_place() -> None:
+    parts = [
+        part(0, experts=rows(0, 3)),
+        part(2, experts=rows(3, 2), mask_ids=np.array([7, 8, 9]), mask_counts=np.array([1, 2])),
+        part(1, experts=rows(5, 1), mask_ids=np.array([5]), mask_counts=np.array([1])),
+    ]
+    joined = joined_records(parts)
+    assert joined["experts"].ravel().tolist() == [*range(6)], "the prompt's rows came with the part without tokens"
+    assert (joined["mask_ids"].tolist(), joined["mask_counts"].tolist()) == ([7, 8, 9, 5], [1, 2, 1])
+    assert [*joined_records([*parts, part(1, experts=rows(6, 1))])] == ["experts"], "rows without a place are left out"

@@ -460,7 +460,7 @@ def _joined(parts: Sequence[Generation]) -> Generation:
         tuple(spans),
         parts[-1].finish_reason,
         parts[0].cached_tokens,
-        joined_records([part.records for part in parts if len(part.token_ids)]),
+        joined_records(parts),
     )
 
 
