@@ -213,6 +213,7 @@ def readable(failed: PhaseFailed) -> PhaseFailed:
         log.error("the record of a failed %s is left out: %s", failed.phase, problem.message)  # noqa: TRY400
         bare = {"metrics": {}, "timings": {}, "stop_reason": "", "tokens": 0, "turns": 0, "segments": (), "notes": {}}
         bare |= {"conversations": (), "turn_rewards": (), "steps": (), "logprobs_mode": ""}
+        bare |= {"records": (), "records_dropped": {}}
         failed = msgspec.structs.replace(failed, **bare)
     return failed
 

@@ -23,7 +23,7 @@ from prorl_zmq.stages.stage_services import StageServices
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.backends import Backend
 from prorl_zmq.wire.messages.base import METRICS_LIMIT, SEGMENTS_LIMIT
-from prorl_zmq.wire.messages.jobs import Job, Outcome, Phase, PhaseLimits
+from prorl_zmq.wire.messages.jobs import ArrayForm, Job, Outcome, Phase, PhaseLimits, RecordForm
 from prorl_zmq.wire.messages.stages import PhaseDone, PhaseFailed, StartPhase
 
 if TYPE_CHECKING:
@@ -123,7 +123,9 @@ def _told_in_short(error: Any) -> None:
     "record", [{"timings": {f"tool.{n}": 1.0 for n in range(1000)}}, {"segments": (1,) * (SEGMENTS_LIMIT + 1)}]
 )
 def test_a_record_that_is_too_large_is_left_out(record: dict[str, Any]) -> None:
-    event = readable(failed(tokens=3, turns=1, **record))
+    forms = (RecordForm("experts", 1, (ArrayForm("experts", "uint8", (2, 1, 1)),)),)
+    given = {"records": forms, "records_dropped": {"sampling_mask": "the engine gave none"}}
+    event = readable(failed(tokens=3, turns=1, **given, **record))
     assert event == failed()
     assert codec.decode(codec.encode(event), PhaseFailed) == event
 
