@@ -151,6 +151,8 @@ class JobBackend:
     ) -> Scores:
         """Score a text, int32 [T]: one forward pass of the engine for each segment, with the same retries.
 
+        Segments that were scored before new weights came are scored a second time.
+
         Args:
             token_ids: the text.
             segments: where each segment but the first begins.
@@ -184,7 +186,14 @@ class JobBackend:
                 f"model {self.model!r}",
                 field="token_ids",
             )
-        return joined_scores([await self._score_segment(token_ids[start:end], top) for start, end in pairwise(edges)])
+        texts = [token_ids[start:end] for start, end in pairwise(edges)]
+        scored = [await self._score_segment(text, top) for text in texts]
+        newest = max(one.weight_version for one in scored)
+        # New weights came between two segments. If they come again meanwhile, the result says the oldest version.
+        again = [at for at, one in enumerate(scored) if one.weight_version < newest]
+        for at in again:
+            scored[at] = await self._score_segment(texts[at], top)
+        return joined_scores(scored)
 
     async def _score_segment(self, token_ids: NDArray[np.int32], top: int) -> Scores:
         async def score(backend: Backend) -> Scores:

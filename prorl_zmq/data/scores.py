@@ -52,7 +52,7 @@ def first_scores(top: int, weight_version: int = 0) -> Scores:
 
 
 def joined_scores(parts: Sequence[Scores]) -> Scores:
-    """Return the scores of texts one after the other; those of one weight version."""
+    """Return the scores of texts one after the other, with the oldest of their weight versions."""
     return Scores(
         np.concatenate([part.logprobs for part in parts]),
         np.concatenate([part.top_ids for part in parts]),

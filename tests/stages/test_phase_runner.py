@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from prorl_zmq.data.scores import Scores
 from prorl_zmq.data.trajectory import Role, TrajectoryBuilder
 from prorl_zmq.errors import EngineFailed, ErrorInfo, GraderFailed, HandlerFailed, SandboxLimitExceeded
 from prorl_zmq.inference.chat import ChatMessage
@@ -353,6 +354,31 @@ def test_conversations_that_fail_at_once_move_the_job_once() -> None:
 
     assert asyncio.run(main()) == (["good"] * 8, ["bad"])
     assert moves == ["bad"]
+
+
+def test_segments_that_were_scored_before_new_weights_are_scored_again() -> None:
+    versions, asked = iter([1, 1, 2, 2, 2]), []
+
+    class Backends(Reports):
+        def note_served(self, _job_id: str, _attempt: int, _model: str) -> None:
+            pass
+
+    class Engines:
+        async def score(self, _backend: Backend, _job_id: str, text: Any, top: int, _limit_s: float) -> Scores:
+            asked.append(text.tolist())
+            none = np.zeros((len(text), top), np.float32)
+            return Scores(text.astype(np.float32), none.astype(np.int32), none, next(versions))
+
+    async def main() -> Scores:
+        backends: Any = Backends()
+        engines: Any = Engines()
+        held = JobBackend(Job(task="scripted", instance={}, job_id="j"), 1, backends, engines, PhaseClock(60.0))
+        held.current = Backend(backend_id="good", endpoint="ipc://good", scores=True)
+        return await held.score(np.arange(6, dtype=np.int32), (2, 4), 0, held.current.chat)
+
+    scores = asyncio.run(main())
+    assert asked == [[0, 1], [2, 3], [4, 5], [0, 1], [2, 3]]
+    assert (scores.weight_version, scores.logprobs.tolist()) == (2, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0])
 
 
 def test_a_conversation_left_under_way_ends_with_run() -> None:
