@@ -176,7 +176,8 @@ class PhaseRunner:
     def _without_scores(
         self, event: PhaseDone | PhaseFailed, trajectory: TrajectoryBuilder, why: str
     ) -> PhaseDone | PhaseFailed:
-        log.warning("the trajectory has no scores of the teacher %s: %s", self.job.teacher, why)
+        level = logging.INFO if why == NO_REWARD else logging.WARNING  # such as of each cancelled job
+        log.log(level, "the trajectory has no scores of the teacher %s: %s", self.job.teacher, why)
         records, dropped = self._records(trajectory)
         return msgspec.structs.replace(
             event, records=records, records_dropped={**dropped, TEACHER: sendable(why)[:REASON_LIMIT]}
