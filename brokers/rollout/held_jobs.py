@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...wire.messages.jobs import Phase
 from .deadlines import Deadlines
+from .job_record import phase_limit_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,7 +62,5 @@ class HeldJobs:
 
 
 def overdue_at(record: JobRecord) -> float:
-    """Return when a held job's phase exceeds its limit and grace; RUN includes the teacher's time."""
-    job = record.job
-    teacher_s = job.limits.teacher_s if job.teacher and record.phase == Phase.RUN else 0.0
-    return record.since + job.limits.of(record.phase) + teacher_s + STOP_GRACE_S
+    """Return when a held job's phase exceeds its limit and grace."""
+    return record.since + phase_limit_s(record) + STOP_GRACE_S

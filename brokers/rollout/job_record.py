@@ -238,8 +238,15 @@ def no_stage(requirement: Requirement, waited_s: float) -> ErrorInfo:
     return NoStage(message, role=requirement.role, node=requirement.node, waited_s=waited_s).info()
 
 
+def phase_limit_s(record: JobRecord) -> float:
+    """Return the limit of a job's phase in seconds; that of RUN includes the teacher's time."""
+    limits = record.job.limits
+    teacher_s = limits.teacher_s if record.job.teacher and record.phase == Phase.RUN else 0.0
+    return limits.of(record.phase) + teacher_s
+
+
 def overdue(record: JobRecord) -> ErrorInfo:
     """Return the error of a job whose phase exceeded its limit."""
-    limit_s = record.job.limits.of(record.phase)
+    limit_s = phase_limit_s(record)
     message = f"{record.phase} took longer than its limit of {limit_s:g} s and could not be stopped"
     return PhaseTimeout(message, phase=record.phase, limit_s=limit_s).info()

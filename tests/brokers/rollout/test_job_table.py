@@ -8,7 +8,7 @@ import pytest
 
 from prorl_zmq.brokers.rollout.actions import Action, Close, End, Queued, Start, Stop, Unassign
 from prorl_zmq.brokers.rollout.held_jobs import STOP_GRACE_S
-from prorl_zmq.brokers.rollout.job_record import JobStatus
+from prorl_zmq.brokers.rollout.job_record import JobRecord, JobStatus, overdue
 from prorl_zmq.brokers.rollout.job_table import JobTable
 from prorl_zmq.brokers.rollout.stage_pool import SlotClaim
 from prorl_zmq.errors import ErrorInfo
@@ -724,6 +724,15 @@ def test_a_phase_that_cannot_be_stopped_times_out(phase: Phase) -> None:
     assert table.actions[0] == Stop(f"{phase}-1", SlotClaim("a", 1))
     assert (Close(SANDBOX) in table.actions) == (phase != Phase.INIT)
     assert any(isinstance(action, Unassign) for action in table.actions) == (phase == Phase.RUN)
+
+
+def test_the_limit_of_run_includes_the_teachers_time() -> None:
+    limits = PhaseLimits(7.0, 10.0, 8.0, teacher_s=5.0)
+    job = Job(task="math", instance={}, job_id="a", teacher="teacher", limits=limits)
+    record = JobRecord(1, "s", "a", "math", 5.0, b"", job, phase=Phase.RUN)
+    assert "took longer than its limit of 15 s" in overdue(record).message
+    record.phase = Phase.EVAL
+    assert overdue(record).fields["limit_s"] == 8.0
 
 
 def test_a_job_that_no_process_serves_ends_after_the_wait_that_it_allows() -> None:
