@@ -191,12 +191,10 @@ class RecordBuilder:
         if not count:
             return
         for array in ARRAYS[name]:
-            chunks = self._chunks.setdefault(array, [])
-            if chunks and chunks[0].shape[1:] != arrays[array].shape[1:]:
-                raise ValueError(
-                    f"rows of {array} have the shape {arrays[array].shape[1:]}, and earlier ones {chunks[0].shape[1:]}"
-                )
-            chunks.append(arrays[array])
+            if (shape := arrays[array].shape[1:]) != (earlier := self._columns(array, shape)):
+                raise ValueError(f"rows of {array} have the shape {shape}, and earlier ones {earlier}")
+        for array in ARRAYS[name]:
+            self._chunks.setdefault(array, []).append(arrays[array])
         runs = self._runs.setdefault(name, [])
         if runs and runs[-1][1] == start:
             runs[-1][1] += count
@@ -204,11 +202,21 @@ class RecordBuilder:
             runs.append([start, start + count])
 
     def append(self, other: RecordBuilder, start: int) -> None:
-        """Append another conversation's records; its first token becomes the token `start`."""
+        """Append another conversation's records; its first token becomes the token `start`.
+
+        A record with another number of columns is left out: its tokens have no rows.
+        """
         for name, runs in other._runs.items():
+            shapes = {array: other._chunks[array][0].shape[1:] for array in ARRAYS[name]}
+            if any(self._columns(array, shape) != shape for array, shape in shapes.items()):
+                continue
             self._runs.setdefault(name, []).extend([first + start, end + start] for first, end in runs)
             for array in ARRAYS[name]:
                 self._chunks.setdefault(array, []).extend(other._chunks[array])
+
+    def _columns(self, array: str, default: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of an array's rows so far; `default`: there are none."""
+        return self._chunks[array][0].shape[1:] if array in self._chunks else default
 
     def forms(self) -> tuple[RecordForm, ...]:
         return tuple(

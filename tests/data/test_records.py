@@ -120,6 +120,17 @@ def test_conversations_are_joined_with_their_records() -> None:
     assert made.records.rows("experts").tolist() == [*range(8), *range(12, 20), *range(21, 29), *range(33, 41)]
 
 
+def test_a_joined_conversations_record_of_another_form_is_left_out() -> None:
+    whole, other = built(), TrajectoryBuilder()
+    context(other, 3)
+    generate(other, 2)
+    other.add_records({"experts": np.zeros((4, 1, 3), np.uint8)})
+    whole.append(other)
+    made = Trajectory.from_frame(result(whole), whole.block(whole.records).data)
+    assert made.records.rows("experts").tolist() == [*range(8), *range(12, 20)]
+    assert made.records.rows("sampling_mask").tolist()[-2:] == [24, 25]
+
+
 @pytest.mark.parametrize(
     ("records", "said"),
     [(experts(0, 22), "more than there are tokens"), ({"experts": np.zeros((1, 1, 3), np.uint8)}, "have the shape")],
