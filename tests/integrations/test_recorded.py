@@ -135,7 +135,7 @@ def check_verl(torch: Any, groups: list[Group], known: int = SIZE - 1) -> None:
 
 def check_skyrl(torch: Any, groups: list[Group], known: int = SIZE - 1) -> None:
     """Pass the lists to SkyRL 0.3's own collation, and the arrays to the validators of 0.4."""
-    output = generator_output(groups, asked=ALL)
+    output = generator_output(groups, asked=ALL, top_k=TOP_K)
     shaped = type("Shaped", (), {"__class_getitem__": classmethod(lambda cls, _: cls)})
     hints = dict.fromkeys(("Float", "Integer", "List", "Tuple", "Optional", "AutoTokenizer"), shaped)
     names = ("convert_prompts_responses_to_batch_tensors", "_verify_inputs")
@@ -144,7 +144,7 @@ def check_skyrl(torch: Any, groups: list[Group], known: int = SIZE - 1) -> None:
     given = {**output, "rewards": [[0.0] * len(output["response_ids"][0])]}
     tensor = space[names[0]](SimpleNamespace(pad_token_id=0), *(given[key] for key in keys))[-1]
     np.testing.assert_array_equal(tensor[0, :known], [route(place) for place in range(known)])
-    (array,) = generator_output(groups, asked=ALL, as_arrays=True)["rollout_expert_indices"]
+    (array,) = generator_output(groups, asked=ALL, top_k=TOP_K, as_arrays=True)["rollout_expert_indices"]
     folder, known_names = "skyrl/backends/skyrl_train/utils", {"np": np, "RoutedExpertIndices": np.ndarray}
     newer = lifted("skyrl", "0.4.0", f"{folder}/routed_experts.py", ("compact_routed_expert_indices",), known_names)
     compact = newer["compact_routed_expert_indices"](array)
@@ -155,6 +155,7 @@ def check_skyrl(torch: Any, groups: list[Group], known: int = SIZE - 1) -> None:
     checks = lifted("skyrl", "0.4.0", path, ("validate_sample_support",), known_names)["validate_sample_support"]
     (table,) = output["rollout_sample_support"]
     assert checks(table).dtype == np.int32
+    assert table.shape == (SIZE - 3, TOP_K), "of each batch, however wide its masks are"
     rows = [support(3 + index) if 3 + index in GENERATED else [] for index in range(SIZE - 3)]
     assert [[token for token in row if token != -1] for row in table.tolist()] == rows
 
@@ -302,6 +303,14 @@ def test_verls_trainer_takes_no_teacher_whose_scores_no_loss_would_read() -> Non
     config = omegaconf.OmegaConf.create({"trainer": {"v1": {"prorl": {"teacher": "teacher:20"}}}})
     with pytest.raises(ConfigError, match="teacher"):
         rollout_options(config)
+
+
+def test_skyrls_sample_support_has_a_column_for_each_of_top_k() -> None:
+    for top_k, columns in ((TOP_K, TOP_K), (2, 3)):
+        (table,) = generator_output(batch(), asked=ALL, top_k=top_k)["rollout_sample_support"]
+        assert table.shape == (SIZE - 3, columns), "three where equally likely tokens were kept beyond two"
+    with pytest.raises(ConfigError, match="draw with a top_k above 1, not 0"):
+        generator_output(batch(), asked=ALL)
 
 
 def test_a_sample_that_is_cut_has_the_rows_of_its_tokens() -> None:

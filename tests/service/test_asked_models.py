@@ -51,7 +51,7 @@ def test_skyrls_generator_rolls_out_its_model_with_records(service: LocalService
         strict=True,
     ):
         assert len(experts) == len(prompt) + len(response) - 1
-        assert kept.shape[0] == len(response)
+        assert kept.shape == (len(response), SAMPLING.top_k)
 
 
 def test_slimes_samples_have_their_records(service: LocalService, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from ...client.blocking.client import RolloutClient
 from ...data.reward_curve import RewardCurve
 from ...data.rows import rows_of, single_rows_of
-from ...errors import InvalidJob
+from ...errors import ConfigError, InvalidJob
 from ...wire.messages.base import new_id
 from ...wire.records import EXPERTS, SAMPLING_MASK
 from ..recorded import NO_ID, NOTHING_ASKED, Asked, routes, supports
@@ -59,6 +59,7 @@ def generator_output(
     trajectory_ids: Sequence[Any] | None = None,
     asked: Asked = NOTHING_ASKED,
     as_arrays: bool = False,
+    top_k: int = 0,
 ) -> dict[str, Any]:
     """Return the groups with the keys and types of SkyRL's `GeneratorOutput`.
 
@@ -73,8 +74,11 @@ def generator_output(
             of prompt and response. `sampling_mask` becomes SkyRL 0.4's `rollout_sample_support`, int32 [response,
             top_k] with -1 in unused places.
         as_arrays: routes are arrays, as SkyRL 0.4 has them; otherwise nested lists, as 0.3 has them.
+        top_k: of the rollouts' sampling, above 1: the columns of `rollout_sample_support`, of which there are more only
+            if equally likely tokens at the cut were all kept. Otherwise not used.
 
     Raises:
+        ConfigError: `sampling_mask` is asked for without `top_k`.
         NotTrainable: there are no groups, one is not trainable, or one has several segments without `step_wise`; or a
             record is missing, or a trained token needs a row that is unknown.
     """
@@ -86,7 +90,7 @@ def generator_output(
     for sample in samples:
         asked.check(sample)
     experts = [routes(sample) for sample in samples] if EXPERTS in asked.names else None
-    more = {"rollout_sample_support": _sample_support(samples)} if SAMPLING_MASK in asked.names else {}
+    more = {"rollout_sample_support": _sample_support(samples, top_k)} if SAMPLING_MASK in asked.names else {}
     return {
         "prompt_token_ids": [sample.prompt_ids.tolist() for sample in samples],
         "response_ids": [sample.response_ids.tolist() for sample in samples],
@@ -153,6 +157,7 @@ class Generator:
 
         Raises:
             InvalidJob: the prompts are not repeated in SkyRL's order, or a sampling parameter is unknown.
+            ConfigError: sampling masks are asked for, and a prompt's sampling has no `top_k` above 1.
             NotTrainable: prompts and their replacements could not be rolled out. In an evaluation none is replaced,
                 since its score is of these prompts.
         """
@@ -167,6 +172,9 @@ class Generator:
 
         size, made = self._jobs(input_batch)
         jobs = [prompt_of(job) for job in made]
+        cuts = [job.sampling.top_k for job in jobs]
+        if SAMPLING_MASK in asked.names:
+            _check_top_k(min(cuts, default=0))
         spare = self._spare if phase == "train" else None
         more = None if spare is None else lambda: prompt_of(spare())
         session = TrainerSession(self._connect, self._away_s)
@@ -175,7 +183,7 @@ class Generator:
             line = self.curve.add([reward for group in groups for reward in group.rewards.tolist()])
             print(f"batch {len(self.curve.means)}: {line}", flush=True)
         ids = input_batch.get("trajectory_ids")
-        output = generator_output(groups, **self._output, trajectory_ids=ids, asked=asked)
+        output = generator_output(groups, **self._output, trajectory_ids=ids, asked=asked, top_k=max(cuts, default=0))
         output["rollout_metrics"]["generate/replaced_prompts"] = float(session.replaced)
         return output
 
@@ -214,10 +222,18 @@ async def _in_thread(session: TrainerSession, collect: Callable[[], list[Group]]
         raise
 
 
-def _sample_support(samples: list[Sample]) -> list[NDArray[np.int32]]:
+def _check_top_k(top_k: int) -> None:
+    if top_k < 2:
+        raise ConfigError(
+            f"rollout_sample_support has top_k columns: draw with a top_k above 1, not {top_k}", key="top_k"
+        )
+
+
+def _sample_support(samples: list[Sample], top_k: int) -> list[NDArray[np.int32]]:
     """Return the ids that sampling left for each token of a response, all with the same number of columns."""
+    _check_top_k(top_k)
     found = [supports(sample) for sample in samples]
-    width = max(int(np.diff(offsets).max(initial=0)) for _, offsets in found)
+    width = max(top_k, *(int(np.diff(offsets).max(initial=0)) for _, offsets in found))
     padded = []
     for ids, offsets in found:
         counts = np.diff(offsets)
