@@ -24,7 +24,7 @@ class Rollout(NamedTuple):
     seconds: float
     """Time in INIT, RUN and EVAL, without queues."""
     roles: tuple[tuple[str, float], ...] = ()
-    """The trained conversations, each with its reward; empty: there is one, `main`."""
+    """The trained conversations with the group's model, each with its reward; empty: there is one, `main`."""
     others: tuple[tuple[str, int], ...] = ()
     """Other trained models, each with the oldest weight version of its tokens."""
 

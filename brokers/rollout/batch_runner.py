@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import zmq
 
-from ...data.conversations import trained_rewards
+from ...data.conversations import own_rewards
 from ...data.trajectory import oldest_version
 from ...errors import Busy, InvalidBatch, InvalidJob, JournalFailed, ModelInUse, ProrlError
 from ...metrics import catalog
@@ -304,10 +304,9 @@ class BatchRunner:
             return
         version = self._batches.version(result.model)
         if result.reward is not None and (oldest := self._oldest(finished, version)) is not None:
-            roles = tuple((name, own) for name, own in trained_rewards(result).items() if own is not None)
             others = _others(result.conversations) if result.conversations else ()
             seconds = _seconds(finished)
-            rollout = Rollout(result.job_id, result.reward, result.tokens, oldest, seconds, roles, others)
+            rollout = Rollout(result.job_id, result.reward, result.tokens, oldest, seconds, own_rewards(result), others)
             for model, version_of in ((result.model, oldest), *others):
                 catalog.STALENESS.observe(max(0, self._batches.version(model) - version_of), model)
             self._enqueue(self._sampler.job_completed(rollout, now))

@@ -54,6 +54,13 @@ def trained_rewards(result: Result) -> dict[str, float | None]:
     return {part.name: result.reward if part.reward is None else part.reward for part in parts}
 
 
+def own_rewards(result: Result) -> tuple[tuple[str, float], ...]:
+    """Return the names and rewards of the trained conversations with the job's own model; empty: only `main` is."""
+    others = {part.name for part in result.conversations if part.model}
+    rewards = trained_rewards(result).items()
+    return tuple((name, reward) for name, reward in rewards if reward is not None and name not in others)
+
+
 def tokens_of_own_model(ended: Result | PhaseDone | PhaseFailed) -> list[slice]:
     """Return where the arrays have tokens of conversations with the job's own model.
 

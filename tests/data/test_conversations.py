@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prorl_zmq.data.conversations import LARGEST_REWARD, finite_reward, rewards_problem, segments_of_own_model
+from prorl_zmq.data.conversations import (
+    LARGEST_REWARD,
+    finite_reward,
+    own_rewards,
+    rewards_problem,
+    segments_of_own_model,
+)
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.jobs import ConversationPart, Outcome, Result
 
@@ -90,3 +96,14 @@ def test_segments_of_own_model_leave_out_those_of_others() -> None:
     )
     assert segments_of_own_model(result(segments=(2, 4, 7), conversations=parts)) == [(0, 2), (2, 4), (7, 9)]
     assert segments_of_own_model(result()) == [(0, 4), (4, 9)]
+
+
+def test_only_roles_of_the_jobs_own_model_make_a_group_informative() -> None:
+    parts = (
+        ConversationPart("white", 0, 1, reward=0.5),
+        ConversationPart("critic", 1, 1, reward=-1.0, model="b"),
+        ConversationPart("user", 2, 0, trained=False),
+    )
+    assert own_rewards(result(conversations=parts)) == (("white", 0.5),)
+    assert own_rewards(result(conversations=parts, reward=None)) == (("white", 0.5),)
+    assert own_rewards(result()) == ()
