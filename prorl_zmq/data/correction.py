@@ -107,9 +107,7 @@ def check_logprobs(
 
 def _has_masks(segment: Segment) -> bool:
     """Return whether each generated token of a segment has a sampling mask."""
-    if SAMPLING_MASK not in segment.records.names:
-        return False
-    return bool(np.isin(np.flatnonzero(segment.loss_mask), segment.records.rows(SAMPLING_MASK)).all())
+    return segment.records.unknown(SAMPLING_MASK, np.flatnonzero(segment.loss_mask)) is None
 
 
 def _problems(mode: str, temperature: float, sampling: Sampling | None, mean_gap: float, *, masked: bool) -> list[str]:

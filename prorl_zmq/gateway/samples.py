@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from ..client.score_jobs import score_job, scores_in
 from ..data.single_reply import SingleReply
@@ -31,7 +32,6 @@ from .http_errors import STATUSES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from ..client.asynchronous.client import AsyncRolloutClient
@@ -123,7 +123,7 @@ class Sample:
             CallRefused: their record is missing.
         """
         result, records, mask = trajectory.result, trajectory.records, trajectory.loss_mask
-        if top and len(records.get("top_ids", ())) != mask.sum():
+        if top and records.unknown(TOP_LOGPROBS, np.flatnonzero(mask)) is not None:
             lost = result.records_dropped.get(TOP_LOGPROBS, "the engine did not give all rows")
             raise CallRefused(Problem.FAILED, f"the likeliest tokens are missing: {lost}")
         return cls(
