@@ -84,7 +84,7 @@ DESCRIPTORS, DESCRIPTORS_LIMIT_S = 16, 60.0
 """More descriptors than a phase uses in its process at a time; seconds that a phase waits for them."""
 PROBE_S = 10.0
 BLOCK_LIMIT_BYTES = MAX_FRAME_BYTES
-"""Largest trajectory with its records, as one frame; the largest records are dropped first."""
+"""Largest trajectory with its records, as one frame; the last records are dropped first."""
 NOT_GIVEN, TOO_LARGE = "the engine gave none", "the trajectory would be too large"
 NO_REWARD = "the rollout has no reward"
 REASON_LIMIT = 128

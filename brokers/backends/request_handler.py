@@ -41,7 +41,7 @@ from ...wire.messages.backends import (
 )
 from ...wire.messages.base import POLICY, Done, Refused, holder
 from ...wire.messages.engines import WeightUpdate
-from ...wire.records import RECORD_NAMES, TEACHER, TOP_LIMIT, TOP_LOGPROBS
+from ...wire.records import RECORD_NAMES, RECORD_TOP_LIMIT, TEACHER, TOP_LOGPROBS
 from .backend_heap import BackendHeap
 from .backend_probation import Probation
 from .backend_registry import BackendRegistry
@@ -217,7 +217,9 @@ class BackendRequestHandler:
                 for name in (*RECORD_NAMES, TEACHER):
                     limit = one.top_limit if name == TOP_LOGPROBS and name in given else 0
                     known = lacking.get((model, name))
-                    if (name not in given or 0 < limit < TOP_LIMIT) and (known is None or limit < known.top_limit):
+                    if (name not in given or 0 < limit < RECORD_TOP_LIMIT) and (
+                        known is None or limit < known.top_limit
+                    ):
                         reason = one.unrecorded.get(name, "")
                         lacking[model, name] = LackedRecord(model, name, one.backend_id, one.model, reason, limit)
         return tuple(lacking.values())

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from ..data.scores import TOP_LIMIT, Scores, scores_of_rows
+from ..data.scores import SCORES_TOP_LIMIT, Scores, scores_of_rows
 from ..errors import InvalidJob, MalformedMessage, ProrlError, from_info
 from ..wire.messages.jobs import Job
+from ..wire.records import TEACHER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
 IN_FLIGHT = 16
 """Most jobs of one call at a time, which so take few of the slots of RUN."""
-TASK, ROLE = "score", "teacher"
-"""The task of the jobs, and its name for the model."""
+TASK = "score"
+"""The task of the jobs, whose name for the model is `TEACHER`."""
 
 
 class ScoreJobs:
@@ -49,8 +50,8 @@ class ScoreJobs:
         *,
         keep_errors: bool = False,
     ) -> None:
-        if not 0 <= top <= TOP_LIMIT:
-            raise InvalidJob(f"top={top}: a position has 0 to {TOP_LIMIT} likeliest tokens", field="top")
+        if not 0 <= top <= SCORES_TOP_LIMIT:
+            raise InvalidJob(f"top={top}: a position has 0 to {SCORES_TOP_LIMIT} likeliest tokens", field="top")
         self._trajectories, self._model, self._top, self._keep_errors = trajectories, model, top, keep_errors
         self._chats: dict[str, ChatSettings] = {one.backend_id: one.chat for one in backends}
         self._chats_by_model: dict[str, ChatSettings] = {
@@ -167,7 +168,7 @@ def score_job(
         "top": top,
         "chat": msgspec.to_builtins(chat),
     }
-    return Job(task=TASK, instance=instance, models={ROLE: model}, **more)
+    return Job(task=TASK, instance=instance, models={TEACHER: model}, **more)
 
 
 def scores_in(result: Trajectory, top: int) -> tuple[NDArray[np.int32], Scores]:

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..wire.records import NO_TOKEN
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-TOP_LIMIT = 64
+SCORES_TOP_LIMIT = 64
 """Most likeliest tokens of a position: engines hold them for all positions of a text at once."""
-NO_TOKEN = -1
-"""The id of a likeliest token where there is none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from ..data.scores import TOP_LIMIT
+from ..data.scores import SCORES_TOP_LIMIT
 from ..model_proxy.dialects.chat_completions import ChatCompletions
 from ..model_proxy.dialects.common import DONE, converted, error_object, event, invalid, texts, token_limit
 from .openai_logprobs import completion_logprobs, prompt_logprobs
@@ -48,7 +48,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 NEUTRAL_IN_CHATS: dict[str, tuple[Any, ...]] = {**NEUTRAL, "echo": (False,), "ignore_eos": (False,)}
 CHAT_FIELDS = ("messages", "tools", "tool_choice", "stop")
 _CHAT = ChatCompletions()
-_Top = Annotated[int, Meta(ge=0, le=TOP_LIMIT)]
+_Top = Annotated[int, Meta(ge=0, le=SCORES_TOP_LIMIT)]
 
 
 class _Common(msgspec.Struct):

@@ -21,8 +21,9 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from ..data.scores import NO_TOKEN, TOP_LIMIT
+from ..data.scores import SCORES_TOP_LIMIT
 from ..model_proxy.dialects.common import invalid
+from ..wire.records import NO_TOKEN
 from .samples import CHOICES_LIMIT, LONGEST, Asked, checked_sampling
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ VARINT, BYTES = 0, 2
 """Wire types of protobuf."""
 FLOAT32 = 1
 
-Top = Annotated[int, Meta(ge=0, le=TOP_LIMIT)]
+Top = Annotated[int, Meta(ge=0, le=SCORES_TOP_LIMIT)]
 Index = Annotated[int, Meta(ge=0, lt=2**31)]
 
 

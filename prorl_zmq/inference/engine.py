@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, get_args
 
 import numpy as np
 
-from ..data.scores import TOP_LIMIT, Scores, first_scores
+from ..data.scores import SCORES_TOP_LIMIT, Scores, first_scores
 from ..errors import EngineFailed
 from ..wire.messages.engines import FinishReason, VersionSpan
-from ..wire.records import NO_LOGPROB
-from ..wire.records import TOP_LIMIT as TOP_RECORD_LIMIT
+from ..wire.records import NO_LOGPROB, RECORD_TOP_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -88,7 +87,7 @@ class EngineDescription:
     logprobs_mode: LogprobsMode
     records: tuple[str, ...] = ()
     """Names of the records that it gives; see `wire.records`."""
-    top_limit: int = TOP_RECORD_LIMIT
+    top_limit: int = RECORD_TOP_LIMIT
     """The largest K of `top_logprobs:K`."""
     unrecorded: Mapping[str, str] = field(default_factory=dict)
     """Why it does not give other records, by their names: at most 256 characters each."""
@@ -260,7 +259,7 @@ def check_prompt(token_ids: NDArray[np.int32], description: EngineDescription) -
 def check_scored(token_ids: NDArray[np.int32], top: int, description: EngineDescription) -> None:
     """Raise `EngineFailed` (`refused`) if a text cannot be scored: see `check_prompt`, or `top` is over a limit."""
     check_prompt(token_ids, description)
-    most = min(TOP_LIMIT, description.vocabulary or TOP_LIMIT)
+    most = min(SCORES_TOP_LIMIT, description.vocabulary or SCORES_TOP_LIMIT)
     if not 0 <= top <= most:
         raise EngineFailed(f"top={top}: a position has 0 to {most} likeliest tokens", refused=True)
 

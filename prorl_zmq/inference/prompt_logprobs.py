@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..data.scores import NO_TOKEN, Scores, first_scores, joined_scores
+from ..data.scores import Scores, first_scores, joined_scores
 from ..errors import EngineFailed
+from ..wire.records import NO_TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

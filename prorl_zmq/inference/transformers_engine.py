@@ -23,9 +23,8 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils.logging import disable_progress_bar
 
 from ..data.scores import Scores
-from ..errors import ConfigError
-from ..wire.records import EXPERTS, SAMPLING_MASK, TOP_LIMIT, TOP_LOGPROBS
-from .adapters import takes_none
+from ..errors import ConfigError, EngineFailed
+from ..wire.records import EXPERTS, RECORD_TOP_LIMIT, SAMPLING_MASK, TOP_LOGPROBS
 from .checkpoint import check_checkpoint, read_in_time, read_tensors
 from .engine import EngineDescription
 from .local_engine import LOAD_S, LocalEngine, Running, chances_of
@@ -105,7 +104,7 @@ class TransformersEngine(LocalEngine):
                 rows,
                 "processed_logprobs",
                 records=(TOP_LOGPROBS, SAMPLING_MASK, *experts),
-                top_limit=min(TOP_LIMIT, text.vocab_size),
+                top_limit=min(RECORD_TOP_LIMIT, text.vocab_size),
                 unrecorded={EXPERTS: "its model is dense, or its routers are unknown"} if not experts else {},
                 scores=True,
                 adapter_slots=0 if lora is None else lora.slots,

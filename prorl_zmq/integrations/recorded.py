@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ..wire.messages.jobs import Job
     from .session import Sample
 
-NO_ID = -1
-
 
 @dataclass(frozen=True, slots=True)
 class Asked:

@@ -31,7 +31,7 @@ EXPERTS: Final = "experts"
 TEACHER: Final = "teacher"
 RECORD_NAMES: Final = (TOP_LOGPROBS, SAMPLING_MASK, EXPERTS)
 """Those of engines, which `Job.record` names."""
-TOP_LIMIT: Final = 1024
+RECORD_TOP_LIMIT: Final = 1024
 """Largest K of `top_logprobs:K`; an engine may have a smaller limit."""
 NO_TOKEN: Final = -1
 NO_LOGPROB: Final = -9999.0
@@ -52,7 +52,8 @@ class Recorded:
         """Parse the `record` of a job or of a generation.
 
         Raises:
-            ValueError: a name is unknown or given twice, or K is missing, unexpected or outside of 1 to `TOP_LIMIT`.
+            ValueError: a name is unknown or given twice, or K is missing, unexpected or outside of 1 to
+                `RECORD_TOP_LIMIT`.
         """
         numbers: dict[str, str] = {}
         for form in record:
@@ -65,8 +66,10 @@ class Recorded:
                 raise ValueError(f"the record {name} has no number, not {form!r}")
             numbers[name] = number
         top = numbers.get(TOP_LOGPROBS, "1")
-        if not (top.isascii() and top.isdecimal() and len(top) <= 4 and 0 < int(top) <= TOP_LIMIT):
-            raise ValueError(f"top_logprobs needs a number from 1 to {TOP_LIMIT}, such as top_logprobs:20, not {top!r}")
+        if not (top.isascii() and top.isdecimal() and len(top) <= 4 and 0 < int(top) <= RECORD_TOP_LIMIT):
+            raise ValueError(
+                f"top_logprobs needs a number from 1 to {RECORD_TOP_LIMIT}, such as top_logprobs:20, not {top!r}"
+            )
         return cls(int(top) if TOP_LOGPROBS in numbers else 0, SAMPLING_MASK in numbers, EXPERTS in numbers)
 
     def conflict(self, sampling: Sampling) -> str:

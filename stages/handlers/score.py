@@ -8,14 +8,12 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from ...data.scores import TOP_LIMIT
+from ...data.scores import SCORES_TOP_LIMIT
 from ...errors import InvalidJob
 from ...wire.messages.backends import ChatSettings  # noqa: TC001 - msgspec resolves it
 from ...wire.messages.base import SEGMENTS_LIMIT
+from ...wire.records import TEACHER
 from ..handler import AgentHandler, EvalPhase, Evaluation, PhaseData, RunPhase
-
-TEACHER = "teacher"
-"""The name by which its jobs map the model (`Job.models`)."""
 
 
 class ScoreInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -25,7 +23,7 @@ class ScoreInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """int32 [T], little-endian."""
     segments: Annotated[tuple[int, ...], Meta(max_length=SEGMENTS_LIMIT)] = ()
     """Where each segment but the first begins: nothing before a segment counts as its context."""
-    top: Annotated[int, Meta(ge=0, le=TOP_LIMIT)] = 20
+    top: Annotated[int, Meta(ge=0, le=SCORES_TOP_LIMIT)] = 20
     """How many of the likeliest tokens to list for each position."""
     chat: ChatSettings
     """Those of the engine whose token ids the text has: the model must have the same ids for the same tokens."""

@@ -9,7 +9,7 @@ import numpy as np
 from ...data.scores import Scores
 from ...errors import InvalidWeights
 from ...wire.messages.backends import ChatSettings
-from ...wire.records import EXPERTS, SAMPLING_MASK, TOP_LIMIT, TOP_LOGPROBS
+from ...wire.records import EXPERTS, RECORD_TOP_LIMIT, SAMPLING_MASK, TOP_LOGPROBS
 from ..engine import EngineDescription
 from ..local_engine import LocalEngine
 from ..policy import Policy, log_softmax
@@ -44,7 +44,7 @@ class EmbeddedEngine(LocalEngine):
                 MAX_IN_FLIGHT,
                 "processed_logprobs",
                 records=(TOP_LOGPROBS, SAMPLING_MASK),
-                top_limit=min(TOP_LIMIT, vocabulary),
+                top_limit=min(RECORD_TOP_LIMIT, vocabulary),
                 unrecorded={EXPERTS: "its policy is dense"},
                 scores=True,
             ),

@@ -22,7 +22,7 @@ import numpy as np
 from ...config import ServerApi
 from ...errors import ConfigError, EngineFailed
 from ...wire.messages.jobs import Sampling
-from ...wire.records import EXPERTS, SAMPLING_MASK, TOP_LIMIT, TOP_LOGPROBS, Recorded
+from ...wire.records import EXPERTS, RECORD_TOP_LIMIT, SAMPLING_MASK, TOP_LOGPROBS, Recorded
 from ..checkpoint import no_cpu_updates
 from ..engine import checked
 from .answers import LOADING, UNTOLD, version_number, with_version
@@ -70,7 +70,7 @@ class Found:
     numbered: bool = False
     """Whether its answers report this version."""
     records: tuple[str, ...] = ()
-    top_limit: int = TOP_LIMIT
+    top_limit: int = RECORD_TOP_LIMIT
     """Both as in `EngineDescription`."""
     no_updates: str = ""
     """Why the server takes no new weights; empty: it may take them."""
@@ -138,7 +138,7 @@ async def probe(
     if info.weight_version is not None:
         version = version_number(str(info.weight_version))
     has_limit = dialect.name != "sglang" and TOP_LOGPROBS in records
-    top_limit = await _top_limit(connections, dialect) if has_limit else TOP_LIMIT
+    top_limit = await _top_limit(connections, dialect) if has_limit else RECORD_TOP_LIMIT
     if not top_limit:
         records = tuple(name for name in records if name != TOP_LOGPROBS)
     exact = bool(np.all(np.abs(generation.logprobs) < 1e-6))
@@ -230,7 +230,7 @@ async def _generation(connections: Connections, dialect: Dialect, turn: Turn) ->
 
 async def _top_limit(connections: Connections, dialect: Dialect) -> int:
     """Return the largest number of `top_logprobs` that the server gives, by requests of one token each."""
-    least, most, tried = 0, TOP_LIMIT, TOP_LIMIT
+    least, most, tried = 0, RECORD_TOP_LIMIT, RECORD_TOP_LIMIT
     while least < most:
         turn = Turn(_PROMPT, msgspec.structs.replace(_SAMPLING, max_tokens=1), (), Recorded(top=tried))
         try:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import EngineFailed
-from ...wire.records import EXPERTS, SAMPLING_MASK, TOP_LIMIT, TOP_LOGPROBS, Recorded
+from ...wire.records import EXPERTS, RECORD_TOP_LIMIT, SAMPLING_MASK, TOP_LOGPROBS, Recorded
 from ..records import mask_arrays, rows_wanted, top_arrays
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class VllmRecords:
 
     @property
     def top_limit(self) -> int:
-        return TOP_LIMIT if self.most == ALL else max(1, min(self.most, TOP_LIMIT))
+        return RECORD_TOP_LIMIT if self.most == ALL else max(1, min(self.most, RECORD_TOP_LIMIT))
 
     def parameters(self, asked: Recorded, wanted: Wanted) -> dict[str, int]:
         """Return the sampling parameters that ask for records.

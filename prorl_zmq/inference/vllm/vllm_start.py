@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ...data.scores import TOP_LIMIT
+from ...data.scores import SCORES_TOP_LIMIT
 from ...errors import ConfigError
 from .vllm_processes import bind_to_cores, is_cpu_build
 
@@ -82,7 +82,7 @@ def start_async_llm(model: str, arguments: Sequence[str]) -> Any:
         enable_prefix_caching=True,
         enable_log_requests=False,
         disable_log_stats=True,
-        max_logprobs=TOP_LIMIT,
+        max_logprobs=SCORES_TOP_LIMIT,
     )
     if is_cpu_build():
         # A seeded request whose prompt is computed in parts ends the engine: "CPU Generator does not use offset".

@@ -24,8 +24,8 @@ from ...data.reward_curve import RewardCurve
 from ...data.rows import rows_of, single_rows_of
 from ...errors import ConfigError, InvalidJob
 from ...wire.messages.base import new_id
-from ...wire.records import EXPERTS, SAMPLING_MASK
-from ..recorded import NO_ID, NOTHING_ASKED, Asked, routes, supports
+from ...wire.records import EXPERTS, NO_TOKEN, SAMPLING_MASK
+from ..recorded import NOTHING_ASKED, Asked, routes, supports
 from ..sampling import sampling_of
 from ..session import Sample, TrainerSession
 
@@ -237,7 +237,7 @@ def _sample_support(samples: list[Sample], top_k: int) -> list[NDArray[np.int32]
     padded = []
     for ids, offsets in found:
         counts = np.diff(offsets)
-        table = np.full((len(counts), width), NO_ID, np.int32)
+        table = np.full((len(counts), width), NO_TOKEN, np.int32)
         table[np.arange(width) < counts[:, None]] = ids
         padded.append(table)
     return padded

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...data.scores import TOP_LIMIT
+from ...data.scores import SCORES_TOP_LIMIT
 from ...errors import ConfigError
 from ...wire.messages.base import POLICY
 from ..recorded import Asked, teacher_scores
@@ -48,8 +48,10 @@ class DistillationWorker(RolloutWorker):
         model: str = POLICY,
         **options: Any,
     ) -> None:
-        if not 1 <= args.teacher_top_k <= TOP_LIMIT:
-            raise ConfigError(f"teacher_top_k is 1 to {TOP_LIMIT}, not {args.teacher_top_k}", key="teacher_top_k")
+        if not 1 <= args.teacher_top_k <= SCORES_TOP_LIMIT:
+            raise ConfigError(
+                f"teacher_top_k is 1 to {SCORES_TOP_LIMIT}, not {args.teacher_top_k}", key="teacher_top_k"
+            )
         if args.teacher_temperature != 1.0:
             raise ConfigError(
                 f"scores are at temperature 1; set teacher_temperature=1.0, not {args.teacher_temperature}",

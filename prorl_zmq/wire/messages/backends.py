@@ -12,7 +12,7 @@ from msgspec import Meta
 from msgspec.json import decode, encode
 from msgspec.structs import replace
 
-from ..records import TOP_LIMIT
+from ..records import RECORD_TOP_LIMIT
 from .base import (
     FOR_ALL,
     FOR_OPERATORS,
@@ -152,7 +152,7 @@ class Backend(Part, frozen=True, kw_only=True):
     logprobs_mode: LogprobsMode = "processed_logprobs"
     records: Annotated[tuple[RecordName, ...], Meta(max_length=3)] = ()
     """The records that its engine gives (see `Job.record`)."""
-    top_limit: Annotated[int, Meta(ge=1, le=TOP_LIMIT)] = TOP_LIMIT
+    top_limit: Annotated[int, Meta(ge=1, le=RECORD_TOP_LIMIT)] = RECORD_TOP_LIMIT
     """The largest number of `top_logprobs` that its engine gives, if it gives them."""
     unrecorded: Annotated[dict[RecordName, Annotated[str, Meta(max_length=256)]], Meta(max_length=3)] = {}
     """Why its engine does not give other records."""
@@ -451,8 +451,8 @@ class ModelList(Reply, frozen=True):
 
     models: tuple[ModelName, ...] = ()
     lacking: tuple[LackedRecord, ...] = ()
-    """The records that not every backend of a model gives, and each limit of `top_logprobs` below `TOP_LIMIT`; of
-    models without a backend, nothing is known."""
+    """The records that not every backend of a model gives, and each limit of `top_logprobs` below `RECORD_TOP_LIMIT`;
+    of models without a backend, nothing is known."""
 
 
 class AllowedKey(Part, frozen=True):
