@@ -32,8 +32,7 @@ FREE_BYTES = 2**30
 """Disk space that stays free for sandboxes."""
 OURS = re.compile(r"[0-9a-f]{32}")
 """Pattern of block ids; a network file system renames files that are removed while they are mapped."""
-
-PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR})
+PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Errors of a process or a machine that is short of something now; the block is still there."""
 
 log = logging.getLogger("prorl.node_broker")

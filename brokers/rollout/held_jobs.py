@@ -43,14 +43,15 @@ class HeldJobs:
 
     def watch(self, record: JobRecord) -> None:
         """Update a job's deadline."""
-        at = overdue_at(record) if record.confirmed else min(record.lease_until, overdue_at(record))
-        self._deadlines.set(record.sequence, at)
+        overdue = record.since + phase_limit_s(record) + STOP_GRACE_S
+        self._deadlines.set(record.sequence, overdue if record.confirmed else min(record.lease_until, overdue))
 
     def due(self, now: float) -> Iterator[JobRecord]:
         """Yield each job that is unconfirmed for too long, or overdue."""
         for sequence in self._deadlines.due(now):
             record = self._records[sequence]
-            if (not record.confirmed and record.lease_until <= now) or overdue_at(record) <= now:
+            overdue = record.since + phase_limit_s(record) + STOP_GRACE_S <= now
+            if overdue or (not record.confirmed and record.lease_until <= now):
                 yield record
             else:
                 self.watch(record)
@@ -59,8 +60,3 @@ class HeldJobs:
         """Restart all deadlines after a pause, as if each job was just assigned."""
         for record in self._records.values():
             record.since, record.lease_until = now, now + self._lease_s
-
-
-def overdue_at(record: JobRecord) -> float:
-    """Return when a held job's phase exceeds its limit and grace."""
-    return record.since + phase_limit_s(record) + STOP_GRACE_S

@@ -56,6 +56,8 @@ def trained_rewards(result: Result) -> dict[str, float | None]:
 
 def own_rewards(result: Result) -> tuple[tuple[str, float], ...]:
     """Return the names and rewards of the trained conversations with the job's own model; empty: only `main` is."""
+    if not result.conversations:
+        return ()
     others = {part.name for part in result.conversations if part.model}
     rewards = trained_rewards(result).items()
     return tuple((name, reward) for name, reward in rewards if reward is not None and name not in others)
