@@ -376,7 +376,7 @@ class FrontDoor:
                 job_id=request.job_id,
                 matches=0,
             )
-        job_id = self._jobs.transitions.find(request.job_id)
+        job_id = self._jobs.transitions.find(request.job_id, whole=request.wait_s > 0)
         if request.wait_s and self._jobs.transitions.waits_for_address(job_id):
             if len(self._traces) >= TRACES_LIMIT:
                 raise Busy(f"{TRACES_LIMIT} clients wait for the addresses of rollouts", retry_after_s=5.0)

@@ -249,15 +249,16 @@ class TransitionLog:
         job = self._live.get(job_id)
         return job.packed if job is not None else self._ended.get(job_id) or b""
 
-    def find(self, beginning: str) -> str:
-        """Return the id of the one job whose id is `beginning` or begins with it.
+    def find(self, beginning: str, *, whole: bool = False) -> str:
+        """Return the id of the one job whose id is `beginning` or begins with it; with `whole`, it must be the id.
 
         Raises:
             UnknownJob: no job or several jobs match.
         """
         if beginning in self._live or beginning in self._ended:
             return beginning
-        found = [job_id for ids in (self._live, self._ended) for job_id in ids if job_id.startswith(beginning)]
+        both = () if whole else (self._live, self._ended)
+        found = [job_id for ids in both for job_id in ids if job_id.startswith(beginning)]
         if len(found) == 1:
             return found[0]
         if found:

@@ -95,14 +95,18 @@ class GatewayConnection:
         return trace_in(await self.ask_of_job(sender, request), job_id)
 
     async def address_of(self, job_id: str, wait_s: float) -> JobTrace:
-        """Return the trace of any rollout, once it has an address or has ended, or after `wait_s`."""
+        """Return the trace of any rollout, once it has an address or has ended, or after `wait_s`.
+
+        Raises:
+            UnknownJob: no job has this id. The message has no other id, since callers may have no token.
+        """
         request = Trace(new_id(), job_id, wait_s=wait_s)
         limit_s = self._look_s + wait_s
         answers = await ask_all(self._brokers, lambda broker: broker.ask(request, broker.until(limit_s), held_s=wait_s))
-        trace = trace_in(answers, job_id)
-        if trace.job_id != job_id:
-            raise UnknownJob(f"no rollout {job_id}", job_id=job_id, matches=0)
-        return trace
+        try:
+            return trace_in(answers, job_id)
+        except UnknownJob:
+            raise UnknownJob(f"no rollout {job_id}", job_id=job_id, matches=0) from None
 
     async def ask_backend_broker(self, sender: Sender, request: Any) -> Any:
         sender.check(request)

@@ -10,7 +10,7 @@ that disconnects ends its call there too.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -40,6 +40,8 @@ OPEN_S = 60.0
 LOOK_S = 10.0
 """How long one request for an address is held."""
 LOOKUPS = 2048
+WAITING = 64
+"""Most calls of one rollout that wait for its address: as many as its RUN process takes."""
 ADDRESSES = 8192
 CONNECT_S = 5.0
 RETRY_AFTER = "2"
@@ -62,6 +64,8 @@ class RolloutsApi:
         self._connection = connection
         self._addresses: OrderedDict[str, str] = OrderedDict()
         self._lookups: dict[str, asyncio.Task[str | web.Response]] = {}
+        self._waiting: Counter[str] = Counter()
+        """Calls that wait for an address, by job."""
         self._http: aiohttp.ClientSession | None = None
         rollout = f"{PLACE}/{{job_id}}"
         self.endpoints = (
@@ -127,7 +131,15 @@ class RolloutsApi:
                 raise Busy(f"{LOOKUPS} rollouts wait at this gateway for a RUN process", retry_after_s=1.0)
             task = self._lookups[job_id] = asyncio.create_task(self._looked_up(job_id))
             task.add_done_callback(lambda _: self._lookups.pop(job_id, None))
-        return await asyncio.shield(task)
+        if self._waiting[job_id] >= WAITING:
+            raise Busy(f"{WAITING} calls of the rollout {job_id} wait for its RUN process", retry_after_s=1.0)
+        self._waiting[job_id] += 1
+        try:
+            return await asyncio.shield(task)
+        finally:
+            self._waiting[job_id] -= 1
+            if not self._waiting[job_id]:
+                del self._waiting[job_id]
 
     async def _looked_up(self, job_id: str) -> str | web.Response:
         loop = asyncio.get_running_loop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import ANY
 
 import pytest
@@ -15,6 +15,8 @@ from support.waiting import until, until_async
 
 from prorl_zmq.client import outside_calls
 from prorl_zmq.config import GatewaySettings
+from prorl_zmq.errors import Busy
+from prorl_zmq.gateway.rollouts_api import RolloutsApi
 from prorl_zmq.gateway.server import Gateway
 from prorl_zmq.gateway.settings import GatewayOptions
 from prorl_zmq.security.keys import KeyFolder
@@ -114,6 +116,41 @@ def test_only_the_rollouts_key_opens_it_and_nothing_else(served: SharedService) 
         assert status == 410
 
     run(served, asks)
+
+
+def test_without_a_key_no_id_of_a_job_is_found(served: SharedService) -> None:
+    async def asks(client: Http) -> None:
+        beginning = new_id()[:8]
+        made = [(await client.post("/v1/rollouts", rollout(job_id=f"{beginning}-{i}")))[1] for i in range(2)]
+        for part in (beginning, f"{beginning}-"):
+            status, told = await client.post(f"/v1/rollouts/{part}/chat/completions", ASKS)
+            assert (status, told["error"]["code"]) == (404, "unknown_job")
+            assert told["error"]["message"] == f"no rollout {part}"
+        for one in made:
+            await client("DELETE", f"/v1/rollouts/{one['job_id']}")
+
+    run(served, asks)
+
+
+def test_calls_of_one_rollout_that_wait_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prorl_zmq.gateway.rollouts_api.WAITING", 1)
+
+    class Connection:
+        async def address_of(self, job_id: str, wait_s: float) -> Any:
+            await asyncio.sleep(wait_s)
+
+    async def main() -> None:
+        api = RolloutsApi(cast("Any", Connection()), cast("Any", None))
+        first = asyncio.create_task(api._address("a"))
+        await asyncio.sleep(0)
+        with pytest.raises(Busy, match="1 calls of the rollout a wait"):
+            await api._address("a")
+        first.cancel()
+        await asyncio.wait({first})
+        assert not api._waiting
+        await api.close()
+
+    asyncio.run(main())
 
 
 def test_wrong_rollouts_are_refused_by_field(served: SharedService) -> None:

@@ -106,7 +106,7 @@ class Status(Request, frozen=True):
 
 
 class Trace(Request, frozen=True):
-    """Return a job's history; `job_id` is its id or a unique prefix."""
+    """Return a job's history; `job_id` is its id or, without `wait_s`, a unique prefix."""
 
     roles: ClassVar[Roles] = FOR_TRAINERS | FOR_OPERATORS
     job_id: JobIdentifier

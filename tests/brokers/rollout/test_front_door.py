@@ -626,6 +626,15 @@ def test_a_trace_is_held_until_the_rollout_has_an_address() -> None:
     assert door.ask(Trace("again", "a", "s", wait_s=10.0)).address  # at once
 
 
+def test_a_trace_that_waits_names_its_job_by_the_whole_id() -> None:
+    door = Door()
+    door.submit(job("abc"))
+    assert door.ask(Trace("trace", "ab")).job_id == "abc"
+    refused = door.ask(Trace("trace", "ab", wait_s=10.0))
+    assert door.refusal(refused) == ("unknown_job", {"job_id": "ab", "matches": 0})
+    assert "abc" not in refused.error.message
+
+
 def test_a_held_trace_is_answered_when_its_time_is_up_or_its_job_ends() -> None:
     door = Door()
     door.submit(job())
