@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import aiohttp
 from aiohttp import web
@@ -101,6 +102,8 @@ class RolloutsApi:
         """
         job_id = request.match_info["job_id"]
         check_job_ids((job_id,))
+        if not {".", ".."}.isdisjoint(request.match_info["path"].split("/")):
+            return refused(404, "the path of a call has no parts . and ..")
         known = self._addresses.get(job_id)
         if known is not None:
             answered = await self._passed_on(request, known, may_fail=True)
@@ -164,13 +167,14 @@ class RolloutsApi:
                 auto_decompress=False,
                 trust_env=False,
             )
-        path = request.raw_path.partition(f"{PLACE}/{request.match_info['job_id']}")[2]
+        query = request.rel_url.raw_query_string
+        url = f"{address}/{quote(request.match_info['path'])}{'?' if query else ''}{query}"
         headers = [(name, value) for name, value in request.headers.items() if name.lower() not in NOT_PASSED_ON]
         body = request.content if request.body_exists else None
         response: web.StreamResponse | None = None
         try:
             async with self._http.request(
-                request.method, f"{address}{path}", headers=headers, data=body, allow_redirects=False
+                request.method, url, headers=headers, data=body, allow_redirects=False
             ) as answer:
                 response = web.StreamResponse(status=answer.status, headers=_passed_back(answer))
                 await response.prepare(request)

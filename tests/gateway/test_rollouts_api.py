@@ -9,6 +9,7 @@ from unittest.mock import ANY
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 from support.later import Later
 from support.ports import free_port
 from support.waiting import until, until_async
@@ -20,6 +21,7 @@ from prorl_zmq.gateway.rollouts_api import RolloutsApi
 from prorl_zmq.gateway.server import Gateway
 from prorl_zmq.gateway.settings import GatewayOptions
 from prorl_zmq.security.keys import KeyFolder
+from prorl_zmq.security.rights import ANYBODY
 from prorl_zmq.testing import LocalService, say
 from prorl_zmq.wire.messages.base import KeyRole, new_id
 
@@ -130,6 +132,21 @@ def test_without_a_key_no_id_of_a_job_is_found(served: SharedService) -> None:
             await client("DELETE", f"/v1/rollouts/{one['job_id']}")
 
     run(served, asks)
+
+
+def test_a_call_is_passed_on_by_the_path_that_was_routed(served: SharedService) -> None:
+    async def asks(client: Http) -> None:
+        made = (await client.post("/v1/rollouts", rollout()))[1]
+        path, key = f"/v1/rollouts/{made['job_id']}", bearer(made["api_key"])
+        status, told = await client.post(f"{path}/chat/completions?x={path}/finish", ASKS, headers=key)
+        assert (status, told["object"]) == (200, "chat.completion")
+        await client("DELETE", path)
+
+    run(served, asks)
+    api = RolloutsApi(cast("Any", None), cast("Any", None))
+    for end in ("../other/finish", "v1/./messages", ".."):
+        request = make_mocked_request("POST", "/v1/rollouts/a/x", match_info={"job_id": "a", "path": end})
+        assert asyncio.run(api.pass_on(request, ANYBODY)).status == 404
 
 
 def test_calls_of_one_rollout_that_wait_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
