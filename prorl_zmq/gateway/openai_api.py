@@ -6,9 +6,12 @@ one piece at its end, and events before that keep the connection alive. A client
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from aiohttp import web
 
 from ..errors import NotAllowed, ProrlError
 from ..model_proxy.calls import CallRefused, Problem, new_turn_id
@@ -17,12 +20,13 @@ from ..model_proxy.dialects.chat_completions import ChatCompletions
 from ..model_proxy.dialects.common import event, invalid, status_of
 from ..model_proxy.event_writer import EventWriter
 from ..wire.messages.base import new_id
-from .endpoint import Endpoint, decoded_body
+from .endpoint import ASIDE_TOKENS, Endpoint, decoded_body
 from .http_errors import RETRY_S, STATUSES, json_response
 from .openai_bodies import (
     CompletionEvents,
     Request,
     chat_answer,
+    checked_entries,
     completion_answer,
     error_body,
     read_chat,
@@ -32,12 +36,12 @@ from .openai_bodies import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aiohttp import web
-
     from ..security.rights import Sender
     from .samples import Samples
 
 _CHAT = ChatCompletions()
+_ENCODERS = ThreadPoolExecutor(2, "prorl-encode")
+"""Few: each may hold an answer of `ENTRIES_LIMIT` Python objects."""
 
 
 class OpenAiApi:
@@ -83,7 +87,7 @@ class OpenAiApi:
             await self._samples.check(wanted.asked)
             if wanted.stream:
                 return await self._stream(request, sender, wanted)
-            return json_response(await self._whole(sender, wanted))
+            return await self._whole(sender, wanted)
         except CallRefused as error:
             return _refusal(error)
         except NotAllowed:
@@ -91,11 +95,18 @@ class OpenAiApi:
         except ProrlError as error:
             return _refusal(_unavailable(error))
 
-    async def _whole(self, sender: Sender, wanted: Request) -> dict[str, Any]:
+    async def _whole(self, sender: Sender, wanted: Request) -> web.Response:
         samples = await self._samples.run_all(sender, wanted.asked)
-        if wanted.chat is not None:
-            return chat_answer(wanted, samples, [new_turn_id() for _ in samples])
-        return completion_answer(wanted, samples, f"cmpl-{new_id()}")
+
+        def written() -> bytes:
+            if wanted.chat is not None:
+                return msgspec.json.encode(chat_answer(wanted, samples, [new_turn_id() for _ in samples]))
+            return msgspec.json.encode(completion_answer(wanted, samples, f"cmpl-{new_id()}"))
+
+        many = checked_entries(wanted, samples) >= ASIDE_TOKENS
+        loop = asyncio.get_running_loop()
+        body = await loop.run_in_executor(_ENCODERS, written) if many else written()
+        return web.Response(body=body, content_type="application/json")
 
     async def _stream(self, request: web.Request, sender: Sender, wanted: Request) -> web.StreamResponse:
         writer, turn_id = EventWriter(request, KEEP_ALIVE_S), new_turn_id()
@@ -106,6 +117,7 @@ class OpenAiApi:
                 writer.write_later(chat.begin(turn_id, 0))
             async with writer.kept_alive((chat or text).waiting):
                 (sample,) = await self._samples.run_all(sender, wanted.asked)
+            checked_entries(wanted, (sample,))
             await writer.finish(chat.end(sample.as_turn(turn_id)) if chat is not None else text.end(sample))
         except (CallRefused, ProrlError) as error:
             if not writer.begun:

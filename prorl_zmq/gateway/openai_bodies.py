@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 COMPLETION_TOKENS = 16
 """Of a completion that asks for no number, as in OpenAI's API."""
+ENTRIES_LIMIT = 4_000_000
+"""Most log-probs and token ids of an answer: each is a Python object of about 100 bytes until it is sent."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -100,6 +102,10 @@ class Request:
     """Whether the prompt is a part of the answer."""
     replies: bool = True
     """False: only the prompt is."""
+    prompt_entries: int = 0
+    """Log-probs and token ids that each choice has for a token of its prompt."""
+    reply_entries: int = 0
+    """And for a token of its reply."""
 
 
 def read_chat(body: dict[str, Any]) -> Request:
@@ -113,6 +119,7 @@ def read_chat(body: dict[str, Any]) -> Request:
         raise invalid("top_logprobs needs logprobs = true")
     chat = _CHAT.read({**body, "n": None}, {})
     instance = {"chat": {name: body[name] for name in CHAT_FIELDS if body.get(name) is not None}}
+    prompt_entries = _entries(common.return_token_ids, common.prompt_logprobs)
     asked = Asked(
         model=common.model,
         instances=(instance,),
@@ -120,8 +127,16 @@ def read_chat(body: dict[str, Any]) -> Request:
         sampling=_sampling(common, LONGEST, stop=()),
         top=common.top_logprobs,
         prompt_top=common.prompt_logprobs,
+        scored_tokens=_scored_tokens(common.n, prompt_entries),
     )
-    return Request(asked, common.stream, chat, prompt_logprobs=common.prompt_logprobs)
+    return Request(
+        asked,
+        common.stream,
+        chat,
+        prompt_logprobs=common.prompt_logprobs,
+        prompt_entries=prompt_entries,
+        reply_entries=_entries(common.return_token_ids, common.top_logprobs if common.logprobs else None),
+    )
 
 
 def read_completion(body: dict[str, Any]) -> Request:
@@ -141,6 +156,7 @@ def read_completion(body: dict[str, Any]) -> Request:
     if common.stream and len(instances) > 1:
         raise invalid(f"a stream has one prompt, not {len(instances)}")
     tops = [common.prompt_logprobs, common.logprobs if common.echo else None]
+    prompt_entries = _entries(common.return_token_ids, *tops)
     asked = Asked(
         model=common.model,
         instances=instances,
@@ -148,6 +164,7 @@ def read_completion(body: dict[str, Any]) -> Request:
         sampling=_sampling(common if replies else _without_reply(common), COMPLETION_TOKENS, texts(common.stop)),
         top=common.logprobs or 0 if replies else 0,
         prompt_top=max((top for top in tops if top is not None), default=None),
+        scored_tokens=_scored_tokens(common.n, prompt_entries),
     )
     return Request(
         asked,
@@ -159,7 +176,32 @@ def read_completion(body: dict[str, Any]) -> Request:
         usage=bool(common.stream_options.get("include_usage")),
         echo=common.echo,
         replies=replies,
+        prompt_entries=prompt_entries,
+        reply_entries=_entries(common.return_token_ids, common.logprobs) if replies else 0,
     )
+
+
+def _entries(ids: bool, *tops: int | None) -> int:
+    """Return how many entries a token has: its id, and for each list of log-probs its own and the likely ones."""
+    return ids + sum(1 + top for top in tops if top is not None)
+
+
+def _scored_tokens(count: int, entries: int) -> int:
+    return ENTRIES_LIMIT // (count * entries) if entries else LONGEST
+
+
+def checked_entries(request: Request, samples: Sequence[Sample]) -> int:
+    """Return how many log-probs and token ids the answer has.
+
+    Raises:
+        CallRefused: more than the limit.
+    """
+    entries = request.prompt_entries * sum(len(sample.prompt_token_ids) for sample in samples)
+    entries += request.reply_entries * sum(len(sample.token_ids) for sample in samples)
+    if entries > ENTRIES_LIMIT:
+        words = f"the answer would have {entries} log-probs and token ids, more than {ENTRIES_LIMIT}"
+        raise invalid(f"{words}: ask for fewer replies, tokens or likely tokens")
+    return entries
 
 
 def chat_answer(request: Request, samples: Sequence[Sample], turn_ids: Sequence[str]) -> dict[str, Any]:

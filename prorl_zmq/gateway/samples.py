@@ -79,7 +79,15 @@ class Asked:
     top: int = 0
     """How many of the likeliest tokens to return for each token of a reply."""
     prompt_top: int | None = None
-    """How many to return for each token of a prompt, with the token's own log-prob; None: neither."""
+    """How many to return for each token of a prompt, with the token's own log-prob; None: no log-probs."""
+    scored_tokens: int = LONGEST
+    """Most tokens of all prompts whose log-probs may be returned."""
+
+    def check_scored(self, tokens: int) -> None:
+        """Raise `CallRefused` if the prompts have too many tokens for log-probs of each."""
+        if self.prompt_top is not None and tokens > self.scored_tokens:
+            words = f"the prompts have {tokens} tokens; with these log-probs and replies they may have at most"
+            raise CallRefused(Problem.INVALID, f"{words} {self.scored_tokens}: send fewer prompts, or ask for less")
 
     @property
     def name(self) -> str:
@@ -201,6 +209,7 @@ class Samples:
             CallRefused: the model gave none; `Problem.NOT_FOUND`: the service has no such model, or no such version.
             NotAllowed: the sender's token is no trainer's.
         """
+        asked.check_scored(sum(len(instance.get("token_ids", ())) for instance in asked.instances))
         record = (f"{TOP_LOGPROBS}:{asked.top}",) if asked.top else ()
         jobs: list[Job] = []
         for instance in asked.instances:
@@ -215,6 +224,7 @@ class Samples:
         if asked.prompt_top is None:
             return samples
         prompts = [sample.prompt_token_ids for sample in samples[:: asked.count]]
+        asked.check_scored(sum(map(len, prompts)))
         scores = await self.score(sender, asked, [(prompt, ()) for prompt in prompts])
         return [replace(sample, prompt_scores=scores[at // asked.count]) for at, sample in enumerate(samples)]
 

@@ -96,6 +96,27 @@ def test_an_echoed_prompt_has_log_probs(service: LocalService, tmp_path: Path) -
     asked(service, tmp_path, body)
 
 
+def test_an_answer_has_a_limited_number_of_log_probs(
+    service: LocalService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = encode(TEXT).tolist()
+    limit = 2 * len(ids) * (1 + TOP)
+    monkeypatch.setattr("prorl_zmq.gateway.openai_bodies.ENTRIES_LIMIT", limit)
+
+    async def body(gpt: openai.AsyncOpenAI) -> None:
+        asks: dict[str, Any] = {"model": "policy", "max_tokens": 0, "logprobs": TOP, "echo": True}
+        said = await gpt.completions.create(prompt=ids, n=2, **asks)
+        assert len(said.choices) == 2
+        for prompt in (ids, TEXT):
+            with pytest.raises(openai.BadRequestError, match=f"the prompts have {len(ids)} tokens; .* at most"):
+                await gpt.completions.create(prompt=prompt, n=3, **asks)
+        long: dict[str, Any] = {"max_tokens": limit // (1 + TOP) + 1, "extra_body": {"ignore_eos": True}}
+        with pytest.raises(openai.BadRequestError, match=f"log-probs and token ids, more than {limit}"):
+            await gpt.completions.create(model="policy", prompt="a", logprobs=TOP, **long)
+
+    asked(service, tmp_path, body)
+
+
 def test_an_evaluation_tool_gets_the_likelihood_of_answers(service: LocalService, tmp_path: Path) -> None:
     """The request and the reading of lm-evaluation-harness's `local-completions`."""
     context, answers = encode("1 + 1 = ").tolist(), [encode(text).tolist() for text in ("2", "3", "17")]
