@@ -90,6 +90,8 @@ class OpenAiApi:
             return await self._whole(sender, wanted)
         except CallRefused as error:
             return _refusal(error)
+        except RecursionError:
+            return _refusal(invalid("the body is nested too deep"))
         except NotAllowed:
             raise
         except ProrlError as error:

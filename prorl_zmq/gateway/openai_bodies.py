@@ -5,6 +5,7 @@ A field that the engines cannot honour is refused unless it has the value that c
 
 from __future__ import annotations
 
+import reprlib
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -266,14 +267,14 @@ def _prompts(given: str | list[str | int | list[int]]) -> list[Any]:
 
 def _without_reply(common: _Completion) -> _Completion:
     """Return a request for the one token that a reply has at least."""
-    return msgspec.structs.replace(common, max_tokens=1)
+    return msgspec.structs.replace(common, max_tokens=1, max_completion_tokens=None)
 
 
 def _common(body: dict[str, Any], kind: type[Any], neutrals: dict[str, tuple[Any, ...]]) -> Any:
     for name, neutral in neutrals.items():
         value = body.get(name)
         if value is not None and value not in neutral:
-            raise invalid(f"{name} = {value!r:.100} is not supported; leave it out")
+            raise invalid(f"{name} = {reprlib.repr(value):.100} is not supported; leave it out")
     common = converted({name: value for name, value in body.items() if value is not None}, kind)
     if not 1 <= common.n <= CHOICES_LIMIT:
         raise invalid(f"n must be 1 to {CHOICES_LIMIT}, not {common.n}")

@@ -9,6 +9,7 @@ import pytest
 from support.later import Later
 from support.waiting import until
 
+from prorl_zmq.gateway.openai_bodies import read_completion
 from prorl_zmq.inference.tokenizer import IM_END, encode
 from prorl_zmq.security.keys import KeyFolder
 from prorl_zmq.testing import LocalService, say, tool_call
@@ -147,6 +148,10 @@ def test_what_cannot_be_answered_is_refused_in_openais_form(tmp_path: Path) -> N
             ({"prompt": "a", "stream": True, "extra_body": {"prompt_logprobs": 0}}, "a stream has no prompt_logprobs"),
             ({"prompt": "a", "temperature": 9}, "temperature"),
             ({"prompt": "a", "n": 0}, "n must be 1 to 128"),
+            (
+                {"prompt": "a", "extra_body": {"response_format": ["x" * 10**6]}},
+                "response_format = .* is not supported",
+            ),
             ({"prompt": "a", "n": 2, "stream": True}, "n must be 1 in a stream"),
             ({"prompt": ["a"] * 129}, "129 prompts"),
             ({"prompt": [2**40]}, "token id outside"),
@@ -172,6 +177,11 @@ def test_what_cannot_be_answered_is_refused_in_openais_form(tmp_path: Path) -> N
     engine = say(lambda _: "yes", context_tokens=64)
     with LocalService(engine=engine, models={"teacher": say(lambda _: "no")}) as service:
         asked(service, tmp_path, body)
+
+
+def test_a_prompt_alone_costs_one_token() -> None:
+    asks = {"prompt": "a", "echo": True, "max_tokens": 0, "max_completion_tokens": 100_000}
+    assert read_completion(asks).asked.sampling.max_tokens == 1
 
 
 def test_without_a_backend_the_client_is_told_to_try_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
