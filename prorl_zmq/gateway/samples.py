@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 BACKEND_WAIT_S = 60.0
 """How long a request waits for a backend."""
+JOBS_LIMIT = 512
+"""Most jobs of one token at the service; its further ones wait, and are not packed before."""
 CHOICES_LIMIT = 128
 """Most replies to one request."""
 LONGEST = 2**31 - 1
@@ -182,6 +185,8 @@ class Samples:
         self._prefix = f"samples-{zlib.crc32(name.encode()):08x}"
         self._jobs: dict[str, SingleJobs] = {}
         """By token."""
+        self._room: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(JOBS_LIMIT))
+        """For further jobs, by token."""
 
     async def models(self) -> dict[str, Served]:
         """Return the models that engines serve, or will once they have started, by name."""
@@ -286,16 +291,18 @@ class Samples:
         if sender.name not in self._jobs:
             session = f"{self._prefix}-{sender.name}" if sender.name else self._prefix
             self._jobs[sender.name] = SingleJobs(partial(self._connect, session))
+        room = self._room[sender.name]
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._ended(self._jobs[sender.name], job)) for job in jobs]
+                tasks = [group.create_task(self._ended(self._jobs[sender.name], room, job)) for job in jobs]
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _ended(self, jobs: SingleJobs, job: Job) -> Trajectory:
+    async def _ended(self, jobs: SingleJobs, room: asyncio.Semaphore, job: Job) -> Trajectory:
         try:
-            ended = await jobs.run(job)
+            async with room:
+                ended = await jobs.run(job)
         except NotAllowed:
             raise
         except ProrlError as error:

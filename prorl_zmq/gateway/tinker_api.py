@@ -3,9 +3,9 @@
     POST /api/v1/create_session, create_sampling_session, asample, retrieve_future, session_heartbeat, telemetry
 
 A request is identified by its sampling session and `seq_id`: repeating it returns the same replies. Sessions are no
-state: their ids name the model. Requests are, and die with the gateway: asking for one that is unknown gets 410, upon
-which the client samples anew. While the service is full a request waits, and its client is told so. A request that
-waits and is not asked for during `ABANDONED_S` is dropped.
+state: their ids name the model. Requests are kept in memory: asking for an unknown one returns 410, and the client
+samples again. While the service is full a request waits, and `retrieve_future` reports it. A request that is not asked
+for during `ABANDONED_S` is dropped, and its jobs are cancelled.
 """
 
 from __future__ import annotations
@@ -38,6 +38,12 @@ if TYPE_CHECKING:
 
 OPEN_LIMIT = 4096
 """Most requests without a reply; further ones are answered 429, and the client waits."""
+OWN_OPEN_LIMIT = 1024
+"""Most of one token."""
+LOAD_LIMIT = 2**26
+"""Most tokens of prompts of one token's open requests, counted for each reply, if there are several requests."""
+REPLY_LOAD = 4096
+"""What a reply counts at least."""
 ENDED_LIMIT = 1024
 """Requests whose replies are kept, since a lost answer is asked for again."""
 LOOK_S = 30.0
@@ -72,6 +78,7 @@ class _Request:
     owner: str
     """The name of the token that made it."""
     promise: Promise
+    load: int
     task: asyncio.Task[bytes]
     asked_at: float = field(default_factory=time.monotonic)
     full: str = ""
@@ -151,10 +158,11 @@ class TinkerApi:
             await self._samples.check(wanted.asked)
         except CallRefused as error:
             return _refused(404 if error.problem == Problem.NOT_FOUND else 400, error.message)
-        self._make_room()
+        load = asked.num_samples * max(REPLY_LOAD, sum(len(chunk.tokens) for chunk in asked.prompt.chunks))
+        self._make_room(call.sender.name, load)
         promise = Promise(request_id, tuple(f"{request_id}-{number}" for number in range(asked.num_samples)))
         task = asyncio.create_task(self._sampled(call.sender, request_id, wanted))
-        self._requests[request_id] = _Request(call.sender.name, promise, task)
+        self._requests[request_id] = _Request(call.sender.name, promise, load, task)
         return promise
 
     async def retrieve_future(self, call: Call) -> object:
@@ -227,12 +235,25 @@ class TinkerApi:
         return by_engine[0]
 
     async def _sampled(self, sender: Sender, request_id: str, wanted: Wanted) -> bytes:
+        """Return the replies to a request; drop it if its client stops asking for them."""
+        request = self._requests[request_id]
+        work = asyncio.create_task(self._tried(sender, request, wanted))
+        try:
+            while not (await asyncio.wait({work}, timeout=ABANDONED_S / 4))[0]:
+                if time.monotonic() - request.asked_at > ABANDONED_S:
+                    del self._requests[request_id]
+                    raise CallRefused(Problem.OVER, f"no client asked for the replies during {ABANDONED_S:g} s")
+            return work.result()
+        finally:
+            work.cancel()
+            await asyncio.wait({work})
+
+    async def _tried(self, sender: Sender, request: _Request, wanted: Wanted) -> bytes:
         while True:
             try:
                 return await self._reply(sender, wanted)
             except CallRefused as error:
-                request = self._requests[request_id]
-                if error.problem != Problem.BUSY or time.monotonic() - request.asked_at > ABANDONED_S:
+                if error.problem != Problem.BUSY:
                     raise
                 request.full = error.message
             await asyncio.sleep(FULL_S)
@@ -247,11 +268,15 @@ class TinkerApi:
             targets.add(await self._samples.score(sender, wanted.asked, targets.texts))
         return sample_response(wanted, samples, targets.values)
 
-    def _make_room(self) -> None:
-        """Drop the oldest replies; raise `Busy` if there are too many requests without one."""
+    def _make_room(self, owner: str, load: int) -> None:
+        """Drop the oldest replies; raise `Busy` if all tokens, or this one, have too many requests without one."""
         ended = [request_id for request_id, request in self._requests.items() if request.task.done()]
         if len(self._requests) - len(ended) >= OPEN_LIMIT:
             raise Busy(f"{OPEN_LIMIT} requests of Tinker's API are open at this gateway", retry_after_s=1.0)
+        own = [one.load for one in self._requests.values() if one.owner == owner and not one.task.done()]
+        if len(own) >= OWN_OPEN_LIMIT or (own and sum(own) + load > LOAD_LIMIT):
+            words = f"this token has {len(own)} open requests of Tinker's API, and no room for more replies"
+            raise Busy(words, retry_after_s=1.0)
         for request_id in ended[: max(0, len(ended) - ENDED_LIMIT)]:
             del self._requests[request_id]
 

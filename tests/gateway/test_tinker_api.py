@@ -9,18 +9,26 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 from documents import PAGES, ROOT
 from needed import lacking
 from support.rescoring import exact_logprobs, teacher_policy
+from support.waiting import until_async
 
+from prorl_zmq.errors import Busy
+from prorl_zmq.gateway import tinker_api
+from prorl_zmq.gateway.endpoint import Call
+from prorl_zmq.gateway.tinker_api import TinkerApi
+from prorl_zmq.gateway.tinker_bodies import NewSample
 from prorl_zmq.inference.embedded.base_policy import base_policy
 from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.tokenizer import IM_END
 from prorl_zmq.security.keys import KeyFolder
+from prorl_zmq.security.rights import Sender
 from prorl_zmq.testing import LocalService, say
 from prorl_zmq.testing.scripted_engine import tokens_of
 from prorl_zmq.wire.messages.base import KeyRole
@@ -188,6 +196,76 @@ def test_a_client_waits_for_a_backend(tmp_path: Path, monkeypatch: pytest.Monkey
 
     with LocalService() as service:
         asyncio.run(main())
+
+
+class Silent:
+    """Samples that never come."""
+
+    def __init__(self) -> None:
+        self.begun = self.ended = 0
+
+    async def check(self, asked: Any) -> None:
+        pass
+
+    async def have_ended(self) -> bool:
+        return self.ended > 0
+
+    async def run_all(self, sender: Sender, asked: Any) -> Any:
+        self.begun += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ended += 1
+
+
+def asking(owner: str, seq_id: int, **more: Any) -> Call:
+    body = {
+        "sampling_session_id": "s:0:policy",
+        "seq_id": seq_id,
+        "sampling_params": {"max_tokens": 8},
+        "prompt": {"chunks": [{"tokens": [5]}]},
+        **more,
+    }
+    return Call(Sender(name=owner), msgspec.convert(body, NewSample), {}, None, False, "", "")
+
+
+def test_a_token_has_its_own_share_of_the_open_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tinker_api, "OWN_OPEN_LIMIT", 3)
+    monkeypatch.setattr(tinker_api, "LOAD_LIMIT", 2 * tinker_api.REPLY_LOAD)
+
+    async def main() -> None:
+        api = TinkerApi(cast("Any", Silent()))
+        await api.asample(asking("alice", 1, num_samples=4))  # one request always has room
+        with pytest.raises(Busy, match="this token has 1 open requests"):
+            await api.asample(asking("alice", 2))
+        for number in range(2):
+            await api.asample(asking("bob", number))
+        with pytest.raises(Busy, match="this token has 2 open requests"):
+            await api.asample(asking("bob", 2))
+        monkeypatch.setattr(tinker_api, "LOAD_LIMIT", 2**26)
+        await api.asample(asking("bob", 2))
+        with pytest.raises(Busy, match="this token has 3 open requests"):
+            await api.asample(asking("bob", 3))
+        await api.close()
+
+    asyncio.run(main())
+
+
+def test_a_request_that_no_client_asks_for_is_dropped_with_its_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tinker_api, "ABANDONED_S", 0.1)
+    samples = Silent()
+
+    async def main() -> None:
+        api = TinkerApi(cast("Any", samples))
+        promise: Any = await api.asample(asking("alice", 1))
+        await until_async(samples.have_ended, "the end of the samples")
+        assert samples.begun == 1
+        asked = Call(Sender(name="alice"), promise, {}, None, False, "", "")
+        answered: Any = await api.retrieve_future(asked)
+        assert answered.status == 410
+        await api.close()
+
+    asyncio.run(main())
 
 
 def test_a_token_sees_its_own_requests_only(tmp_path: Path) -> None:
