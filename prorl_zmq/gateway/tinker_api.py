@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -44,14 +45,20 @@ LOAD_LIMIT = 2**26
 """Most tokens of prompts of one token's open requests, counted for each reply, if there are several requests."""
 REPLY_LOAD = 4096
 """What a reply counts at least."""
-ENDED_LIMIT = 1024
-"""Requests whose replies are kept, since a lost answer is asked for again."""
+KEPT_LIMIT = 1024
+"""Replies of one token that are kept, since a lost answer is asked for again."""
+KEPT_BYTES = 256 * 2**20
+"""Of all of them; the latest is kept in any case."""
+FETCHED_S = 300.0
+"""How long a reply is kept after it was fetched."""
 LOOK_S = 30.0
 """How long a question for a reply is held; the client waits 45 s."""
 ABANDONED_S = 120.0
 FULL_S = 1.0
 """Pause before a request that the service had no room for is tried again."""
 SCHEME = "tinker://"
+LOGPROB_BYTES = 8
+"""A token's id and log-prob."""
 
 
 class NewSamplingSession(Body, frozen=True):
@@ -81,8 +88,15 @@ class _Request:
     load: int
     task: asyncio.Task[bytes]
     asked_at: float = field(default_factory=time.monotonic)
+    fetched_at: float = math.inf
     full: str = ""
     """Why the service has no room for it now; empty: it has."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the reply of an ended request."""
+        failed = self.task.cancelled() or self.task.exception() is not None
+        return 0 if failed else len(self.task.result())
 
 
 class TinkerApi:
@@ -162,7 +176,8 @@ class TinkerApi:
         self._make_room(call.sender.name, load)
         promise = Promise(request_id, tuple(f"{request_id}-{number}" for number in range(asked.num_samples)))
         task = asyncio.create_task(self._sampled(call.sender, request_id, wanted))
-        self._requests[request_id] = _Request(call.sender.name, promise, load, task)
+        request = self._requests[request_id] = _Request(call.sender.name, promise, load, task)
+        task.add_done_callback(lambda _: self._drop_old(request))
         return promise
 
     async def retrieve_future(self, call: Call) -> object:
@@ -186,6 +201,7 @@ class TinkerApi:
             return {"error": error.message, "category": "user" if mine else "server"}
         except ProrlError as error:
             return {"error": error.message, "category": "server"}
+        request.fetched_at = time.monotonic()
         return web.Response(body=reply, content_type="application/x-protobuf")
 
     async def session_heartbeat(self, _call: Call) -> dict[str, Any]:
@@ -242,7 +258,7 @@ class TinkerApi:
             while not (await asyncio.wait({work}, timeout=ABANDONED_S / 4))[0]:
                 if time.monotonic() - request.asked_at > ABANDONED_S:
                     del self._requests[request_id]
-                    raise CallRefused(Problem.OVER, f"no client asked for the replies during {ABANDONED_S:g} s")
+                    return b""
             return work.result()
         finally:
             work.cancel()
@@ -260,6 +276,9 @@ class TinkerApi:
 
     async def _reply(self, sender: Sender, wanted: Wanted) -> bytes:
         samples = await self._samples.run_all(sender, wanted.asked)
+        size = LOGPROB_BYTES * (1 + wanted.asked.top) * sum(len(sample.token_ids) for sample in samples)
+        if size > KEPT_BYTES:
+            raise invalid(f"the replies have {size} bytes of log-probs, more than {KEPT_BYTES}: ask for fewer")
         scores = samples[0].prompt_scores
         if wanted.targets is None or scores is None:
             return sample_response(wanted, samples, None)
@@ -269,16 +288,29 @@ class TinkerApi:
         return sample_response(wanted, samples, targets.values)
 
     def _make_room(self, owner: str, load: int) -> None:
-        """Drop the oldest replies; raise `Busy` if all tokens, or this one, have too many requests without one."""
-        ended = [request_id for request_id, request in self._requests.items() if request.task.done()]
-        if len(self._requests) - len(ended) >= OPEN_LIMIT:
+        """Drop fetched replies; raise `Busy` if all tokens, or this one, have too many requests without a reply."""
+        before = time.monotonic() - FETCHED_S
+        for request_id in [name for name, one in self._requests.items() if one.fetched_at < before]:
+            del self._requests[request_id]
+        waiting = [one for one in self._requests.values() if not one.task.done()]
+        if len(waiting) >= OPEN_LIMIT:
             raise Busy(f"{OPEN_LIMIT} requests of Tinker's API are open at this gateway", retry_after_s=1.0)
-        own = [one.load for one in self._requests.values() if one.owner == owner and not one.task.done()]
+        own = [one.load for one in waiting if one.owner == owner]
         if len(own) >= OWN_OPEN_LIMIT or (own and sum(own) + load > LOAD_LIMIT):
             words = f"this token has {len(own)} open requests of Tinker's API, and no room for more replies"
             raise Busy(words, retry_after_s=1.0)
-        for request_id in ended[: max(0, len(ended) - ENDED_LIMIT)]:
-            del self._requests[request_id]
+
+    def _drop_old(self, ended: _Request) -> None:
+        """Drop the oldest replies of a token, one request of which has just ended, that are over its limits."""
+        owner = ended.owner
+        kept = {name: one.size for name, one in self._requests.items() if one.owner == owner and one.task.done()}
+        total = sum(kept.values())
+        for number, (name, size) in enumerate(kept.items()):
+            if total <= KEPT_BYTES and len(kept) - number <= KEPT_LIMIT:
+                return
+            if self._requests[name] is not ended:
+                total -= size
+                del self._requests[name]
 
 
 ACTIVE: dict[str, Literal["active"]] = {"queue_state": "active"}

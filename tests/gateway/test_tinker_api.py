@@ -251,6 +251,45 @@ def test_a_token_has_its_own_share_of_the_open_requests(monkeypatch: pytest.Monk
     asyncio.run(main())
 
 
+def test_a_tokens_replies_are_dropped_for_its_own_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tinker_api, "KEPT_LIMIT", 3)
+    monkeypatch.setattr(tinker_api, "KEPT_BYTES", 100)
+    sizes = iter([1, 1, 1, 1, 60, 60, 200, 1])
+
+    async def reply(*_: Any) -> bytes:
+        return bytes(next(sizes))
+
+    async def main() -> None:
+        api = TinkerApi(cast("Any", Silent()))
+        monkeypatch.setattr(api, "_reply", reply)
+
+        async def ask(owner: str, number: int) -> Any:
+            promise: Any = await api.asample(asking(owner, number))
+            await asyncio.wait({api._requests[promise.request_id].task})
+            return Call(Sender(name=owner), promise, {}, None, False, "", "")
+
+        async def statuses(calls: list[Any]) -> list[int]:
+            answers: list[Any] = [await api.retrieve_future(call) for call in calls]
+            return [one.status for one in answers]
+
+        others = await ask("bob", 0)
+        mine = [await ask("alice", number) for number in range(3)]
+        assert await statuses(mine) == [200, 200, 200]
+        mine += [await ask("alice", 3)]
+        assert await statuses(mine) == [410, 200, 200, 200]  # too many
+        mine += [await ask("alice", 4)]
+        assert await statuses(mine) == [410, 410, 410, 410, 200]  # too many bytes
+        mine += [await ask("alice", 5)]
+        assert await statuses(mine) == [410] * 5 + [200]  # the latest, even if it is too large
+        assert await statuses([others]) == [200]
+        monkeypatch.setattr(tinker_api, "FETCHED_S", 0.0)
+        await ask("alice", 6)
+        assert await statuses([others, mine[-1]]) == [410, 410]
+        await api.close()
+
+    asyncio.run(main())
+
+
 def test_a_request_that_no_client_asks_for_is_dropped_with_its_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tinker_api, "ABANDONED_S", 0.1)
     samples = Silent()
