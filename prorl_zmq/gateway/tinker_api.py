@@ -15,7 +15,7 @@ import hashlib
 import math
 import time
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -282,9 +282,10 @@ class TinkerApi:
         scores = samples[0].prompt_scores
         if wanted.targets is None or scores is None:
             return sample_response(wanted, samples, None)
-        targets = TargetLogprobs(wanted, samples[0].prompt_token_ids, scores)
+        targets = await asyncio.to_thread(TargetLogprobs, wanted, samples[0].prompt_token_ids, scores)
         if targets.texts:
-            targets.add(await self._samples.score(sender, wanted.asked, targets.texts))
+            asked = replace(wanted.asked, prompt_top=0)
+            targets.add(await self._samples.score(sender, asked, [(text, ()) for text in targets.texts]))
         return sample_response(wanted, samples, targets.values)
 
     def _make_room(self, owner: str, load: int) -> None:

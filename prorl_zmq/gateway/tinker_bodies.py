@@ -38,6 +38,8 @@ TARGETS_TOP = 20
 """Likeliest tokens to ask for where log-probs of targets are wanted: most targets are among them."""
 ALONE_LIMIT = 64
 """Most targets of a request that are not among the likeliest tokens: each is scored in a text of its own."""
+AT_ONCE = 16_384
+"""Targets that are looked up at once: each is compared with up to 65 ids."""
 EMPTY_LOGPROB = -99999.0
 """Of a place without a token, whose id is 0."""
 VARINT, BYTES = 0, 2
@@ -91,7 +93,7 @@ class Targets(Body, frozen=True):
         """Return the row of each value, int64 [N].
 
         Raises:
-            CallRefused: it is not a matrix for a prompt of this length.
+            CallRefused: it does not have one row for each token of the prompt but the first.
         """
         height, width = self.shape
         if height != prompt_tokens - 1:
@@ -156,7 +158,7 @@ def read_sample(body: NewSample, model: str) -> Wanted:
     params, targets = body.sampling_params, body.target_prompt_logprobs
     stop = [params.stop] if isinstance(params.stop, str) else params.stop or []
     sampling = checked_sampling(
-        max_tokens=params.max_tokens or LONGEST,
+        max_tokens=LONGEST if params.max_tokens is None else params.max_tokens,
         temperature=params.temperature,
         top_k=max(params.top_k, 0),
         top_p=params.top_p,
@@ -198,7 +200,7 @@ def _last(body: NewSample, tokens: int) -> int:
 
 
 class TargetLogprobs:
-    """The log-probs of a request's targets: of most by the prompt's scores, of the rest by texts of their own.
+    """The log-probs of a request's targets: from the prompt's scores where they list it, else from a text of its own.
 
     Args:
         wanted: the request.
@@ -206,31 +208,34 @@ class TargetLogprobs:
         scores: of the prompt.
 
     Raises:
-        CallRefused: there would be too many texts.
+        CallRefused: more than `ALONE_LIMIT` targets need a text.
     """
 
     def __init__(self, wanted: Wanted, prompt: NDArray[np.int32], scores: Scores) -> None:
         assert wanted.targets is not None
         targets, at = np.array(wanted.targets.data, np.int64), wanted.positions
-        ids = np.concatenate([prompt[:, None], scores.top_ids], axis=1)[at]
-        known = np.concatenate([scores.logprobs[:, None], scores.top_logprobs], axis=1)[at]
-        places = ids == targets[:, None]
-        self.values = np.where(targets == NO_TOKEN, 0, np.take_along_axis(known, places.argmax(1)[:, None], 1)[:, 0])
-        self._alone = np.flatnonzero(~places.any(1) & (targets != NO_TOKEN))
+        ids = np.concatenate([prompt[:, None], scores.top_ids], axis=1)
+        known = np.concatenate([scores.logprobs[:, None], scores.top_logprobs], axis=1)
+        self.values = np.zeros(len(targets), np.float32)
+        found = targets == NO_TOKEN
+        for start in range(0, len(targets), AT_ONCE):
+            part = slice(start, start + AT_ONCE)
+            places = ids[at[part]] == targets[part, None]
+            own = np.take_along_axis(known[at[part]], places.argmax(1)[:, None], 1)[:, 0]
+            self.values[part] = np.where(found[part], 0, own)
+            found[part] |= places.any(1)
+        self._alone = np.flatnonzero(~found)
         if len(self._alone) > ALONE_LIMIT:
             raise invalid(
                 f"{len(self._alone)} ids of target_prompt_logprobs are not among the {scores.top_ids.shape[1]} "
                 f"likeliest tokens, and at most {ALONE_LIMIT} may be: each of them is scored in a text of its own"
             )
-        texts = [np.append(prompt[: at[one]], targets[one]) for one in self._alone]
-        self._ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
-        self.texts = [(np.concatenate(texts).astype(np.int32), self._ends[:-1].tolist())] if texts else []
-        """What is to be scored."""
+        self.texts = [np.append(prompt[: at[one]], targets[one]).astype(np.int32) for one in self._alone]
+        """The texts to score, int32 [T] each: the last token of each is a target."""
 
     def add(self, scores: Sequence[Scores]) -> None:
         """Take the scores of `texts`."""
-        for one in scores:
-            self.values[self._alone] = one.logprobs[self._ends - 1]
+        self.values[self._alone] = [one.logprobs[-1] for one in scores]
 
 
 def sample_response(wanted: Wanted, samples: Sequence[Sample], targets: NDArray[np.float32] | None) -> bytes:

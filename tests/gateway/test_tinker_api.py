@@ -19,14 +19,16 @@ from needed import lacking
 from support.rescoring import exact_logprobs, teacher_policy
 from support.waiting import until_async
 
+from prorl_zmq.data.scores import Scores
 from prorl_zmq.errors import Busy
 from prorl_zmq.gateway import tinker_api
 from prorl_zmq.gateway.endpoint import Call
 from prorl_zmq.gateway.tinker_api import TinkerApi
-from prorl_zmq.gateway.tinker_bodies import NewSample
+from prorl_zmq.gateway.tinker_bodies import NewSample, TargetLogprobs, read_sample
 from prorl_zmq.inference.embedded.base_policy import base_policy
 from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.tokenizer import IM_END
+from prorl_zmq.model_proxy.calls import CallRefused
 from prorl_zmq.security.keys import KeyFolder
 from prorl_zmq.security.rights import Sender
 from prorl_zmq.testing import LocalService, say
@@ -196,6 +198,33 @@ def test_a_client_waits_for_a_backend(tmp_path: Path, monkeypatch: pytest.Monkey
 
     with LocalService() as service:
         asyncio.run(main())
+
+
+def test_targets_are_looked_up_in_parts_and_scored_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prorl_zmq.gateway.tinker_bodies.AT_ONCE", 2)
+    prompt = np.array([5, 6, 7, 8], np.int32)
+    targets = {"data": [6, 50, -1, 9, 8], "shape": [3, 9], "sparse_crow_indices": [0, 2, 4, 5]}
+    asks = {
+        "sampling_session_id": "s:0:policy",
+        "seq_id": 1,
+        "prompt": {"chunks": [{"tokens": prompt.tolist()}]},
+        "sampling_params": {},
+        "target_prompt_logprobs": {**targets, "sparse_col_indices": [0, 1, 0, 1, 0]},
+    }
+    wanted = read_sample(msgspec.convert(asks, NewSample), "policy")
+    top_ids = np.array([[-1], [50], [1], [1]], np.int32)
+    top_logprobs = np.array([[0], [-0.5], [-0.25], [-0.125]], np.float32)
+    scores = Scores(np.array([0, -1, -2, -3], np.float32), top_ids, top_logprobs)
+    found = TargetLogprobs(wanted, prompt, scores)
+    assert [text.tolist() for text in found.texts] == [[5, 6, 9]]
+    found.add([Scores(np.array([0, -1, -7], np.float32), np.zeros((3, 0), np.int32), np.zeros((3, 0), np.float32))])
+    assert found.values.tolist() == [-1, -0.5, 0, -7, -3]
+
+
+def test_a_request_for_no_tokens_is_refused() -> None:
+    asks = {"sampling_session_id": "s:0:policy", "seq_id": 1, "prompt": {"chunks": [{"tokens": [5]}]}}
+    with pytest.raises(CallRefused, match="max_tokens"):
+        read_sample(msgspec.convert({**asks, "sampling_params": {"max_tokens": 0}}, NewSample), "policy")
 
 
 class Silent:
