@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 from ..data.scores import SCORES_TOP_LIMIT
@@ -309,8 +310,11 @@ def _head(request: Request, answer_id: str, samples: Sequence[Sample]) -> dict[s
 
 
 def _fingerprint(request: Request, samples: Sequence[Sample]) -> str | None:
-    """Return the model and the version of its weights, such as `policy@7`."""
-    return f"{request.asked.name}@{samples[-1].weight_version}" if samples else None
+    """Return the model and the version of its weights, such as `policy@7`; None if several versions answered."""
+    versions = {one.prompt_scores.weight_version for one in samples if one.prompt_scores is not None}
+    if request.replies:
+        versions.update(version for one in samples for version in np.unique(one.weight_versions).tolist())
+    return f"{request.asked.name}@{versions.pop()}" if len(versions) == 1 else None
 
 
 def _choice(request: Request, index: int, sample: Sample) -> dict[str, Any]:

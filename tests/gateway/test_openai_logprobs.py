@@ -211,6 +211,26 @@ def test_a_version_is_served_while_it_is_current(tmp_path: Path) -> None:
         asked(service, tmp_path, body)
 
 
+def test_an_answer_of_two_versions_has_no_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = EmbeddedEngine(base_policy(), 3)
+    score = engine.score
+
+    async def updated_first(*args: Any, **more: Any) -> Any:
+        engine._weight_version = 4  # between the reply and its prompt's scores
+        return await score(*args, **more)
+
+    monkeypatch.setattr(engine, "score", updated_first)
+
+    async def body(gpt: openai.AsyncOpenAI) -> None:
+        asks: dict[str, Any] = {"model": "policy", "prompt": TEXT, "logprobs": 1, "echo": True}
+        assert (await gpt.completions.create(max_tokens=2, **asks)).system_fingerprint is None
+        assert (await gpt.completions.create(max_tokens=2, **asks)).system_fingerprint == "policy@4"
+        assert (await gpt.completions.create(max_tokens=0, **asks)).system_fingerprint == "policy@4"
+
+    with LocalService(engine=engine) as service:
+        asked(service, tmp_path, body)
+
+
 def test_a_reply_of_other_weights_than_the_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = EmbeddedEngine(base_policy(), 3)
     generate = engine.generate
