@@ -16,7 +16,9 @@ from ..wire.messages.backends import (
     AnyBackendReply,
     Assign,
     Assigned,
+    BackendList,
     GenerationFailed,
+    ListBackends,
     NameAll,
     Release,
     WaitLonger,
@@ -39,6 +41,8 @@ RESEND_S = 5.0
 """Resend a request for an assignment after this many seconds without an answer: the broker may have restarted."""
 REPLY_SLACK_S = 5.0
 """Seconds beyond the job's own wait limit within which the broker's answer may come."""
+LIST_S = 15.0
+"""How long the broker may take to list its backends."""
 PROBLEM_LIMIT = 1000
 
 
@@ -108,6 +112,23 @@ class BackendClient:
             raise InternalError(f"the backend broker answered an assignment with {type(reply).__name__}")
         self._held.assigned(holder_id, attempt, reply.backend.backend_id, reply.pinned)
         return reply.backend
+
+    async def tokenizers(self) -> set[str]:
+        """Return the tokenizers of all backends.
+
+        Raises:
+            NoBackend: the broker did not answer.
+        """
+        try:
+            frames = await self._connection.ask_frames(ListBackends(new_id()), time.monotonic() + LIST_S)
+        except Closed:
+            raise asyncio.CancelledError from None
+        except RequestTimeout as error:
+            raise NoBackend(f"the backend broker did not answer: {error.message}", waited_s=error.timeout_s) from None
+        reply: AnyBackendReply = codec.decode(frames[0], AnyBackendReply)  # type: ignore[arg-type]
+        if not isinstance(reply, BackendList):
+            raise InternalError(f"the backend broker answered a question for its list with {type(reply).__name__}")
+        return {one.backend.chat.tokenizer for one in reply.backends}
 
     def report_failure(self, job_id: str, backend: Backend, problem: str) -> None:
         """Report a failed generation: other jobs will avoid the backend for a while."""

@@ -195,6 +195,18 @@ class JobBackend:
             scored[at] = await self._score_segment(texts[at], top)
         return joined_scores(scored)
 
+    async def check_tokenizer(self, chat: ChatSettings) -> None:
+        """Check that a backend of the service has the tokenizer of a text, before it is loaded: a job may name any.
+
+        Raises:
+            InvalidJob: no backend has it.
+            NoBackend: the backend broker did not answer.
+        """
+        if chat.tokenizer in ("", (await self.assigned()).chat.tokenizer):
+            return
+        if chat.tokenizer not in await self._backends.tokenizers():
+            raise InvalidJob(f"no backend of the service has the tokenizer {chat.tokenizer!r:.200}", field="chat")
+
     async def _score_segment(self, token_ids: NDArray[np.int32], top: int) -> Scores:
         async def score(backend: Backend) -> Scores:
             # Texts may wait at the engine for long: the phase's limit counts.

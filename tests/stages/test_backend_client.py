@@ -22,6 +22,7 @@ from prorl_zmq.wire.messages.backends import (
     AnyBackendReply,
     Backend,
     BackendList,
+    ChatSettings,
     DrainBackend,
     EngineStart,
     ListBackends,
@@ -109,6 +110,17 @@ def test_the_node_and_the_group_of_a_job_count(broker: Broker) -> None:
         assert (await client.assign(job("e"), 1)).backend_id == "far"
 
     run(broker, body, "n2")
+
+
+def test_the_tokenizers_of_all_backends_are_listed(broker: Broker) -> None:
+    broker.add("plain")
+    chat = ChatSettings(kind="transformers", tokenizer="/models/x")
+    assert isinstance(broker.ask(AddBackend("add", Backend(backend_id="x", endpoint="ipc://x", chat=chat))), Done)
+
+    async def body(client: BackendClient) -> None:
+        assert await client.tokenizers() == {"", "/models/x"}
+
+    run(broker, body)
 
 
 def test_a_job_is_given_another_backend_than_the_one_that_failed(broker: Broker) -> None:
