@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 STOP_S = 20.0
 """How long `/stop` waits for cancelled jobs; clients wait 30 s."""
 ADDRESS_LIMIT = 1024
+TOKENIZER_LIMIT = 1024
+"""Characters of the path or name of a tokenizer."""
 ASIDE_TOKENS = 8192
 """Larger answers are encoded in a thread."""
 CANCELLED = "the job was cancelled"
@@ -158,6 +160,8 @@ class ProrlApi:
         if self._servers is None:
             return json_response(ProrlDone(IGNORED))
         client.addresses.clear()
+        if not self._state.addresses:
+            self._state.tokenizer = ""
         self._state.write()
         await self._servers.keep_only(self._state.addresses)
         return json_response(ProrlDone("no servers are left"))
@@ -269,11 +273,12 @@ class ProrlApi:
         return self._row_formats
 
     def _start_engines(self, parameters: Any) -> None:
-        """Start the engines that wait for a tokenizer, which clients name with their jobs."""
+        """Start the engines that wait for a tokenizer: without one of the settings, that of the first job with one."""
         if self._servers is None:
             return
         named = parameters.get("custom_tokenizer") if isinstance(parameters, dict) else None
-        if isinstance(named, str) and named != self._state.tokenizer:
+        usable = isinstance(named, str) and 0 < len(named) <= TOKENIZER_LIMIT and not named.startswith("-")
+        if usable and not self._tokenizer and not self._state.tokenizer:
             self._state.tokenizer = named
             self._state.write()
         self._servers.start(self._tokenizer or self._state.tokenizer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import aiohttp
 import pytest
@@ -211,6 +211,32 @@ class Service:
 
 
 @pytest.mark.parametrize(("token_mode", "told"), [(True, True), (False, False)])
+def test_the_first_job_names_the_tokenizer_of_the_engines(tmp_path: Path) -> None:
+    class Servers:
+        def __init__(self) -> None:
+            self.started: list[str] = []
+
+        def start(self, tokenizer: str) -> None:
+            self.started.append(tokenizer)
+
+        async def keep_only(self, addresses: set[str]) -> None:
+            assert not addresses
+
+    def api(tokenizer: str) -> Any:
+        unused: Any = None
+        return ProrlApi(unused, unused, state, cast("Any", servers), tokenizer, unused)
+
+    state, servers = StoredState(tmp_path / "state.json"), Servers()
+    for named in ("--trust", "", "x" * 1025, 7, None, "/models/x", "attacker/repo"):
+        api("")._start_engines({"custom_tokenizer": named})
+    assert servers.started == [*[""] * 5, "/models/x", "/models/x"]
+    assert StoredState(tmp_path / "state.json").tokenizer == "/models/x"
+    api("/models/own")._start_engines({"custom_tokenizer": "attacker/repo"})
+    assert (servers.started[-1], state.tokenizer) == ("/models/own", "/models/x")
+    asyncio.run(api("").clear_llm_server(cast("Any", None), ANYBODY))
+    assert state.tokenizer == "", "without servers the next job names it"
+
+
 def test_messages_without_texts_are_for_those_only_who_read_tokens(
     tmp_path: Path, token_mode: bool, told: bool
 ) -> None:
