@@ -30,6 +30,8 @@ ASIDE_TOKENS = 16_384
 """More tokens are encoded in a thread."""
 VALUES_LIMIT = 1_000_000
 """JSON values of a body: a tenth of a second to decode."""
+BODY_S = 300.0
+"""How long a client may take to send a body."""
 ASIDE_BYTES = 64 * 1024
 """Larger bodies are decoded in a thread."""
 _DECODERS = ThreadPoolExecutor(2, "prorl-decode")
@@ -120,8 +122,13 @@ async def decoded_body(request: web.Request, decode: Callable[[bytes], Decoded])
     Raises:
         MalformedMessage: it has more values than the limit; or what `decode` raises.
         HTTPRequestEntityTooLarge: it is over the size limit.
+        HTTPRequestTimeout: it did not come within `BODY_S`.
     """
-    data = await request.read() or b"{}"
+    try:
+        async with asyncio.timeout(BODY_S):
+            data = await request.read() or b"{}"
+    except TimeoutError:
+        raise web.HTTPRequestTimeout(text=f"the body did not come within {BODY_S:g} s") from None
     if len(data) < ASIDE_BYTES:
         return decode(data)
     return await asyncio.get_running_loop().run_in_executor(_DECODERS, _bounded, data, decode)

@@ -38,7 +38,13 @@ STATUSES: dict[type[ProrlError], int] = {
     errors.Closed: 503,
 }
 """All others: 500."""
-HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 415: "unsupported_encoding"}
+HTTP_CODES = {
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "timeout",
+    413: "too_large",
+    415: "unsupported_encoding",
+}
 """Codes of errors that aiohttp raises."""
 RETRY_S = 1.0
 

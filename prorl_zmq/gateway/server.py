@@ -12,6 +12,7 @@ import asyncio
 import errno
 import logging
 import socket
+from collections import Counter
 from functools import cached_property, partial
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
@@ -105,7 +106,8 @@ class Gateway:
                 Endpoint("GET", "/v1/watch", self._watch, str, name="watch", content=EVENTS, raw=True),
                 Endpoint("GET", DOCUMENT, self._document, name="openapi", raw=True, needs="nothing"),
             ]
-        self._requests = 0
+        self._requests: Counter[str] = Counter()
+        """Open requests by token; those with the keys of rollouts have no name."""
         self._metrics = RequestMetrics(options.run_dir, "metrics" if options.metrics_only else "gateway")
         self._stopping = asyncio.Event()
 
@@ -187,14 +189,14 @@ class Gateway:
         by_rollout_key = endpoint.needs == "rollout key"
 
         async def handle(request: web.Request) -> web.StreamResponse:
-            if self._requests >= REQUESTS_LIMIT:
-                return error_response(Busy(f"{REQUESTS_LIMIT} requests are open at this gateway", retry_after_s=1.0))
-            self._requests += 1
             try:
-                try:
-                    sender = ANYBODY if by_rollout_key else self._sender(request)
-                except NotAllowed as error:
-                    return error_response(error, 401)
+                sender = ANYBODY if by_rollout_key else self._sender(request)
+            except NotAllowed as error:
+                return error_response(error, 401)
+            if self._is_full(sender.name):
+                return error_response(Busy("too many requests are open at this gateway", retry_after_s=1.0))
+            self._requests[sender.name] += 1
+            try:
                 if self._is_open_to(sender) and (self._options.keys is None or not by_rollout_key):
                     self._check_origin(request)
                 if self._options.read_only and request.method not in READING:
@@ -211,9 +213,14 @@ class Gateway:
                 log.exception("%s %s failed", request.method, request.path)
                 return error_response(InternalError(f"{type(error).__name__}: {error}"))
             finally:
-                self._requests -= 1
+                self._requests[sender.name] -= 1
 
         return handle
+
+    def _is_full(self, name: str) -> bool:
+        """Return whether a token may open no further request: with keys, each may have half of what others leave."""
+        total, own = self._requests.total(), self._requests[name]
+        return total >= REQUESTS_LIMIT or (self._options.keys is not None and 2 * own >= REQUESTS_LIMIT - (total - own))
 
     def _healthy(self, endpoint: Endpoint) -> Handler:
         """Return a handler without a key, which answers any error with 503."""

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 _HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
+READ_S = 300.0
+"""How long a client may take to read what is sent at once."""
+
+
 class EventWriter:
     """Writes the events of a stream."""
 
@@ -39,9 +43,12 @@ class EventWriter:
         """Write events."""
         events, self._pending = self._pending + events, b""
         try:
-            if not self.begun:
-                await self.response.prepare(self._request)
-            await self.response.write(events)
+            async with asyncio.timeout(READ_S):
+                if not self.begun:
+                    await self.response.prepare(self._request)
+                await self.response.write(events)
+        except TimeoutError:
+            _abort(self._request)
         except ConnectionError:
             pass  # the handler is being cancelled
 
@@ -73,9 +80,19 @@ async def finished(request: web.BaseRequest, response: web.StreamResponse) -> bo
         return False
     transport.set_write_buffer_limits(high=0)  # to drain is to empty it
     try:
-        if not response.prepared:
-            await response.prepare(request)
-        await response.write_eof()
+        async with asyncio.timeout(READ_S):
+            if not response.prepared:
+                await response.prepare(request)
+            await response.write_eof()
+    except TimeoutError:
+        _abort(request)
+        return False
     except ConnectionError:
         return False
     return not transport.is_closing()
+
+
+def _abort(request: web.BaseRequest) -> None:
+    """Close the connection of a client that reads nothing, which cancels the handler."""
+    if request.transport is not None:
+        request.transport.abort()

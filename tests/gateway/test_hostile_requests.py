@@ -13,7 +13,9 @@ from support.waiting import until, until_async
 
 from prorl_zmq.inference.embedded.base_policy import base_policy
 from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
+from prorl_zmq.security.keys import KeyFolder
 from prorl_zmq.testing import LocalService, say
+from prorl_zmq.wire.messages.base import KeyRole
 
 from .conftest import gateway_of, http
 
@@ -135,6 +137,52 @@ def test_bodies_that_are_no_requests_are_refused(service: LocalService, tmp_path
                 assert await posted(client, path, values) == 400
             await check_serves(client)
         await check_nothing_runs(service)
+
+    asyncio.run(main())
+
+
+def test_a_body_that_does_not_come_is_given_up(
+    service: LocalService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prorl_zmq.gateway.endpoint.BODY_S", 0.1)
+
+    async def main() -> None:
+        async with gateway_of(service, tmp_path) as url:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+            head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{"
+            writer.write(head.encode())
+            assert await reader.readline() == b"HTTP/1.1 408 Request Timeout\r\n"
+            writer.close()
+
+    asyncio.run(main())
+
+
+def test_a_token_may_open_half_of_the_requests_that_others_leave(
+    service: LocalService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prorl_zmq.gateway.server.REQUESTS_LIMIT", 4)
+    folder = KeyFolder(tmp_path / "keys")
+    alice, bob = ({"X-API-Key": folder.new_bearer(name, KeyRole.TRAINER)} for name in ("alice", "bob"))
+
+    async def main() -> None:
+        async with gateway_of(service, tmp_path, keys=tmp_path / "keys") as url, http(url) as client:
+            port, (name, token) = int(url.rpartition(":")[2]), next(iter(alice.items()))
+            open_ones = [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(2)]
+            for one in open_ones:  # without their bodies
+                one.write(
+                    f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{name}: {token}\r\nContent-Length: 9\r\n\r\n".encode()
+                )
+
+            async def status(of: dict[str, str]) -> int:
+                return (await client.get("/v1/models", headers=of))[0]
+
+            async def is_full() -> bool:
+                return await status(alice) == 429
+
+            await until_async(is_full, "the token's share")
+            assert await status(bob) == 200
+            for one in open_ones:
+                one.close()
 
     asyncio.run(main())
 
