@@ -14,14 +14,14 @@ import msgspec
 from aiohttp import web
 
 from ..errors import NotAllowed, ProrlError
-from ..model_proxy.calls import CallRefused, Problem, new_turn_id
+from ..model_proxy.calls import CallRefused, new_turn_id
 from ..model_proxy.dialect import KEEP_ALIVE_S
 from ..model_proxy.dialects.chat_completions import ChatCompletions
 from ..model_proxy.dialects.common import event, invalid, status_of
 from ..model_proxy.event_writer import EventWriter
 from ..wire.messages.base import new_id
 from .endpoint import ASIDE_TOKENS, Endpoint, decoded_body
-from .http_errors import RETRY_S, STATUSES, json_response
+from .http_errors import RETRY_S, json_response
 from .openai_bodies import (
     CompletionEvents,
     Request,
@@ -32,6 +32,7 @@ from .openai_bodies import (
     read_chat,
     read_completion,
 )
+from .samples import refused_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +67,7 @@ class OpenAiApi:
         try:
             models = await self._samples.models()
         except ProrlError as error:
-            return _refusal(_unavailable(error))
+            return _refusal(refused_by(error))
         data = [
             {
                 "id": name,
@@ -95,7 +96,7 @@ class OpenAiApi:
         except NotAllowed:
             raise
         except ProrlError as error:
-            return _refusal(_unavailable(error))
+            return _refusal(refused_by(error))
 
     async def _whole(self, sender: Sender, wanted: Request) -> web.Response:
         samples = await self._samples.run_all(sender, wanted.asked)
@@ -124,7 +125,7 @@ class OpenAiApi:
         except (CallRefused, ProrlError) as error:
             if not writer.begun:
                 raise
-            refused = error if isinstance(error, CallRefused) else _unavailable(error)
+            refused = error if isinstance(error, CallRefused) else refused_by(error)
             await writer.finish(event(error_body(refused)))
         return writer.response
 
@@ -134,11 +135,6 @@ def _object(data: bytes) -> dict[str, Any]:
         return msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise invalid(f"the body is not a JSON object: {error}") from None
-
-
-def _unavailable(error: ProrlError) -> CallRefused:
-    problem = Problem.FAILED if STATUSES.get(type(error), 500) >= 500 else Problem.INVALID
-    return CallRefused(problem, error.message)
 
 
 def _refusal(error: CallRefused) -> web.Response:

@@ -23,7 +23,7 @@ from ..errors import ErrorInfo, InvalidJob, MalformedMessage, NotAllowed, ProrlE
 from ..integrations.single_jobs import SingleJobs
 from ..model_proxy.calls import CallRefused, ModelReply, Problem, ReplyCall, Usage
 from ..security.rights import ANYBODY
-from ..wire.messages.backends import BackendList, ChatSettings, ListBackends
+from ..wire.messages.backends import BackendList, ChatSettings, ListBackends, ListModels, ModelList
 from ..wire.messages.base import POLICY, KeyRole, ModelName, new_id
 from ..wire.messages.jobs import EpisodeLimits, Job, Outcome, Sampling
 from ..wire.records import TOP_LOGPROBS
@@ -65,6 +65,7 @@ class Served(NamedTuple):
     scores: bool = False
     """Whether its engines give the log-probs of a prompt."""
     chat: ChatSettings = ChatSettings()
+    is_adapter: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,9 +190,15 @@ class Samples:
         """For further jobs, by token."""
 
     async def models(self) -> dict[str, Served]:
-        """Return the models that engines serve, or will once they have started, by name."""
-        listed: BackendList = await self._connection.ask_backend_broker(ANYBODY, ListBackends(new_id()))
-        models = dict.fromkeys((POLICY, *(start.name for start in listed.starts)), Served())
+        """Return the models that engines serve, or will once they have started, by name; `policy` if there are none.
+
+        Raises:
+            ProrlError: the backend broker did not answer.
+        """
+        ask = partial(self._connection.ask_backend_broker, ANYBODY)
+        named: ModelList = await ask(ListModels(new_id()))
+        listed: BackendList = await ask(ListBackends(new_id()))
+        models = dict.fromkeys(named.models or (POLICY,), Served())
         for backend in (one.backend for one in listed.backends):
             models[backend.name] = Served(
                 backend.context_tokens,
@@ -201,7 +208,9 @@ class Samples:
                 backend.chat,
             )
         return models | {
-            one.model: models.get(one.base, Served())._replace(versions=frozenset({one.weight_version}), scores=False)
+            one.model: models.get(one.base, Served())._replace(
+                versions=frozenset({one.weight_version}), scores=False, is_adapter=True
+            )
             for one in listed.adapters
         }
 
@@ -276,6 +285,9 @@ class Samples:
             raise await self.unknown(asked.name)
         if asked.version and asked.version not in map(str, served.versions):
             raise _outdated(asked, served.versions)
+        if asked.prompt_top is not None and served.is_adapter:
+            words = f"`{asked.name}` is an adapter, and only models of their own give log-probs of a prompt"
+            raise CallRefused(Problem.INVALID, f"{words}: serve the merged weights")
         if asked.prompt_top is not None and served.versions and not served.scores:
             words = f"the engines of the model {asked.name!r} ({served.engine}) do not give log-probs of a prompt"
             raise CallRefused(Problem.INVALID, words)
@@ -308,7 +320,7 @@ class Samples:
         except ProrlError as error:
             if isinstance(error, InvalidJob) and error.fields.get("field") == "model":
                 raise await self.unknown(job.model) from error
-            raise _refused(error.info(), STATUSES.get(type(error), 500)) from error
+            raise refused_by(error) from error
         result = ended.result
         if result.outcome != Outcome.COMPLETED:
             raise _refused(result.error or ErrorInfo("no_error", f"the request ended as {result.outcome}"))
@@ -377,8 +389,13 @@ def _outdated(asked: Asked, versions: Iterable[int]) -> CallRefused:
     return CallRefused(Problem.NOT_FOUND, words)
 
 
+def refused_by(error: ProrlError) -> CallRefused:
+    """Convert an error of the service to the refusal that a client gets."""
+    return _refused(error.info(), STATUSES.get(type(error), 500))
+
+
 def _refused(error: ErrorInfo, status: int = 503) -> CallRefused:
-    """Return what a client is told of an error of its job."""
+    """Convert an error of a job to the refusal that its client gets."""
     fields = error.fields
     named = fields.get("problem")
     if error.code == InvalidJob.code and named in tuple(Problem):

@@ -5,8 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
-from prorl_zmq.gateway.samples import Samples
-from prorl_zmq.wire.messages.backends import AdapterModel, Backend, BackendList, BackendStatus
+import pytest
+
+from prorl_zmq.errors import Busy, MalformedMessage, RequestTimeout
+from prorl_zmq.gateway.samples import Asked, Samples, refused_by
+from prorl_zmq.model_proxy.calls import CallRefused, Problem
+from prorl_zmq.wire.messages.backends import AdapterModel, Backend, BackendList, BackendStatus, ListModels, ModelList
+from prorl_zmq.wire.messages.jobs import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +23,9 @@ class Broker:
     def __init__(self, backends: Sequence[Backend], adapters: Sequence[AdapterModel]) -> None:
         self._backends, self._adapters = backends, adapters
 
-    async def ask_backend_broker(self, _sender: Any, request: Any) -> BackendList:
+    async def ask_backend_broker(self, _sender: Any, request: Any) -> BackendList | ModelList:
+        if isinstance(request, ListModels):
+            return ModelList(request.request_id, tuple({one.name for one in self._backends}))
         listed = tuple(BackendStatus(backend=one, state="ready", in_flight=0, assigned=0) for one in self._backends)
         return BackendList(request.request_id, backends=listed, adapters=tuple(self._adapters))
 
@@ -36,3 +43,29 @@ def test_adapters_are_models_with_versions_of_their_own() -> None:
         "b": ({1}, False, "qwen"),
     }
     assert next(name for name, one in found.items() if one.engine == "qwen") == "policy", "by its engine's name"
+
+
+def samples_of(*names: str, adapters: Sequence[AdapterModel] = ()) -> Samples:
+    backends = [Backend(backend_id=name, endpoint="ipc:///x", name=name, scores=True) for name in names]
+    return Samples(cast("Any", Broker(backends, adapters)), cast("Any", None), "gateway")
+
+
+def test_the_policy_is_listed_only_if_it_is_served() -> None:
+    assert set(asyncio.run(samples_of("base", "teacher").models())) == {"base", "teacher"}
+    assert set(asyncio.run(samples_of().models())) == {"policy"}, "an engine may still come"
+    refused = asyncio.run(samples_of("base").unknown("policy"))
+    assert refused.message == "The model `policy` does not exist; there are: base."
+
+
+def test_the_prompts_of_an_adapter_are_not_scored() -> None:
+    samples = samples_of("base", adapters=[AdapterModel("a", "base", 7)])
+    asked = Asked(model="a@7", instances=(), sampling=Sampling(), prompt_top=1)
+    with pytest.raises(CallRefused, match="`a` is an adapter, and only models of their own") as refused:
+        asyncio.run(samples.check(asked))
+    assert refused.value.problem == Problem.INVALID
+
+
+def test_an_error_of_the_service_keeps_its_kind() -> None:
+    errors = {Busy("full"): Problem.BUSY, MalformedMessage("no", field="x"): Problem.INVALID}
+    errors[RequestTimeout("late", timeout_s=1.0)] = Problem.FAILED
+    assert [refused_by(error).problem for error in errors] == list(errors.values())
