@@ -108,6 +108,7 @@ class WeightsPublisher:
         model: the name of the model that the weights are of.
         lora: the weights are a LoRA adapter on `served`, which the engines serve as `model`; see `publish`. The folder
             is then one that PEFT's `save_pretrained` could have written; `rename` and `part_bytes` do not concern it.
+        base: with `lora`, the name of the model that it adapts, if backends of several models have adapter slots.
 
     Raises:
         ConfigError: another publisher uses the folder, another account could write to it, or a rank has a client that
@@ -128,9 +129,12 @@ class WeightsPublisher:
         all_ranks: bool = True,
         model: str = POLICY,
         lora: bool = False,
+        base: str = "",
     ) -> None:
         if keep < 1:
             raise ConfigError("keep is at least 1: engines read the newest folder", key="keep")
+        if base and not lora:
+            raise ConfigError("only an adapter (lora=True) has a base model", key="base")
         if (client is not None) != (rank() == 0) and not callable(client):
             raise ConfigError(f"rank 0 has the client, all others None; this is rank {rank()}", key="client")
         self._owned: RolloutClient | None = client() if callable(client) and rank() == 0 else None
@@ -142,7 +146,8 @@ class WeightsPublisher:
         self._mode = mode
         self._model = model
         self._lora = lora
-        self._base = Path(served)
+        self._base = base
+        self._served_folder = Path(served)
         self._part_bytes = part_bytes
         self._all_ranks = all_ranks
         self._served: dict[str, TensorKind] = {}
@@ -192,7 +197,7 @@ class WeightsPublisher:
         if self._client is not None:
             partial = self._folder / f".weights-{weight_version:08d}"
             if lora_config is not None:
-                writer = _AdapterWriter(partial, self._base, lora_config)
+                writer = _AdapterWriter(partial, self._served_folder, lora_config)
             else:
                 writer = _Writer(partial, self._served, self._tied, self._part_bytes)
         failure: Exception | None = None
@@ -261,7 +266,12 @@ class WeightsPublisher:
             try:
                 try:
                     self._client.update_weights(
-                        path, weight_version, mode=self._mode, timeout_s=max(1.0, left_s), model=self._model
+                        path,
+                        weight_version,
+                        mode=self._mode,
+                        timeout_s=max(1.0, left_s),
+                        model=self._model,
+                        base=self._base,
                     )
                 except (NoBackend, EngineFailed, RequestTimeout) as error:
                     backends = [one.backend for one in self._client.backends.list()]

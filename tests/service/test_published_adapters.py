@@ -54,11 +54,11 @@ def trained(base: Path, **options: Any) -> Any:
 def publisher_of(base: Path, folder: Path, updates: list[Any]) -> Any:
     """Return a publisher whose service notes what it is to load."""
 
-    def update_weights(path: Path, version: int, *, model: str, **_: Any) -> None:
-        updates.append((path, version, model))
+    def update_weights(path: Path, version: int, *, model: str, base: str, **_: Any) -> None:
+        updates.append((path, version, f"{model} of {base}"))
 
     client: Any = SimpleNamespace(update_weights=update_weights)
-    return weights_publisher.WeightsPublisher(client, base, folder, model="a", lora=True)
+    return weights_publisher.WeightsPublisher(client, base, folder, model="a", lora=True, base="qwen")
 
 
 def test_an_adapter_is_published_as_it_is_trained(base: Path, tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_an_adapter_is_published_as_it_is_trained(base: Path, tmp_path: Path) ->
         again = publisher.publish(tensors.items(), 4, lora_config=model.peft_config["default"].to_dict())
         for name in (CONFIG, WEIGHTS):
             assert (again.path / name).read_bytes() == (published.path / name).read_bytes()
-    assert updates == [(published.path, 3, "a"), (again.path, 4, "a")]
+    assert updates == [(published.path, 3, "a of qwen"), (again.path, 4, "a of qwen")]
 
 
 @pytest.mark.parametrize(
@@ -109,6 +109,8 @@ def test_wrong_arguments_and_numbers_are_refused(base: Path, tmp_path: Path) -> 
         with pytest.raises(InvalidWeights, match="holds NaN or infinity"):
             publisher.publish(model, 1)
     assert updates == []
+    with pytest.raises(ConfigError, match="only an adapter"):
+        weights_publisher.WeightsPublisher(SimpleNamespace(), base, tmp_path / "other", base="qwen")  # type: ignore[arg-type]
 
 
 def test_an_engine_that_fails_while_another_has_the_adapter_stops_nothing(base: Path, tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ class ServiceOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     adapter."""
     lora: bool = False
     """Publish verl's LoRA as an adapter, which engines of `served` serve as `model`; otherwise it must be merged."""
+    base: str = ""
+    """With `lora`, the `name` of the backends of `served`, if backends of several models have adapter slots."""
 
 
 class RolloutOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

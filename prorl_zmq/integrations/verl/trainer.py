@@ -138,6 +138,7 @@ class ServiceCheckpointEngine(ColocatedCheckpointEngine):  # type: ignore[misc]
             mode=given.mode,
             model=given.model,
             lora=given.lora,
+            base=given.base,
         )
 
     async def send_weights(self, weights: Any, global_steps: int | None = None) -> dict[str, float]:
