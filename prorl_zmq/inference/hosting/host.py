@@ -61,6 +61,7 @@ from .engine_updates import EngineUpdates
 from .hosted_adapters import HostedAdapters
 from .registration import Registration
 from .score_queue import ScoreQueue
+from .token_frames import frame_bytes, token_array
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -297,7 +298,7 @@ class EngineHost:
             return
         request_id = "unknown"
         try:
-            content = codec.unpack(_bytes(message[0]))
+            content = codec.unpack(frame_bytes(message[0]))
             request_id = codec.request_id(content)
             request: AnyEngineRequest = convert_request(content, AnyEngineRequest, ENGINE_HOST)
             self._authenticator.sender(frames[0]).check(request)
@@ -428,18 +429,6 @@ class EngineHost:
         self._router.send([*envelope, codec.encode(reply), *arrays])
 
 
-def token_array(frame: bytes | zmq.Frame) -> NDArray[np.int32]:
-    """Return a frame as int32 [N].
-
-    Raises:
-        MalformedMessage: its size is not a multiple of 4 bytes.
-    """
-    data = _bytes(frame)
-    if len(data) % 4:
-        raise MalformedMessage(f"token ids are int32, 4 bytes each; a frame of {len(data)} bytes holds something else")
-    return np.frombuffer(data, np.int32)
-
-
 def run_engine_host(start: Callable[[], Awaitable[Engine]], options: HostOptions) -> None:
     """Run an engine host until SIGTERM or SIGINT; the main function of its process.
 
@@ -493,10 +482,6 @@ async def _started(start: Callable[[], Awaitable[Engine]], stop: asyncio.Event) 
     if not starting.cancelled() and starting.exception() is None:
         await starting.result().close()
     return None
-
-
-def _bytes(frame: bytes | zmq.Frame) -> bytes:
-    return frame if isinstance(frame, bytes) else frame.bytes
 
 
 def _describe(error: Exception) -> ErrorInfo:
