@@ -1,8 +1,8 @@
 """`GatewayConnection`: sends each HTTP request to the brokers as one message, with the rights of its sender.
 
 A sender's session belongs to one rollout broker; requests about the whole service, and an operator's about jobs, go to
-all brokers. The gateway stores no state of a session, so any gateway can answer for another, and one that is killed
-loses only its open requests.
+all brokers. The gateway stores no state of a session, so any gateway can answer for another, and a killed
+one loses its open requests, and Tinker's kept replies.
 """
 
 from __future__ import annotations

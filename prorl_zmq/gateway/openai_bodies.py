@@ -48,7 +48,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "guided_grammar": (),
     "structured_outputs": (),
 }
-"""Fields that are not supported, with the values that change nothing; None never does."""
+"""Fields that are not supported, and their neutral values; None is always neutral."""
 NEUTRAL_IN_CHATS: dict[str, tuple[Any, ...]] = {**NEUTRAL, "echo": (False,), "ignore_eos": (False,)}
 CHAT_FIELDS = ("messages", "tools", "tool_choice", "stop")
 _CHAT = ChatCompletions()
@@ -87,23 +87,23 @@ class _Completion(_Common, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request for replies, which may share prompts, and what the answer shows of them."""
+    """A request for replies (several may share a prompt), and which fields the answer contains."""
 
     asked: Asked
     stream: bool
     chat: ModelRequest | None
     """None: a completion."""
     logprobs: int | None = None
-    """Of a completion: how many likely tokens to list for each token, with its own log-prob; None: neither."""
+    """Of a completion: how many likely tokens to list for each token, with its own log-prob; None: no log-probs."""
     prompt_logprobs: int | None = None
     """How many to list for each token of the prompt, in vLLM's form; None: not even its own."""
     token_ids: bool = False
     usage: bool = False
     """Whether a stream ends with the usage."""
     echo: bool = False
-    """Whether the prompt is a part of the answer."""
+    """Whether the answer repeats the prompt."""
     replies: bool = True
-    """False: only the prompt is."""
+    """False: the answer is the prompt only."""
     prompt_entries: int = 0
     """Log-probs and token ids that each choice has for a token of its prompt."""
     reply_entries: int = 0
@@ -253,16 +253,16 @@ class CompletionEvents:
 
 def error_body(error: CallRefused) -> dict[str, Any]:
     """Return the body of an error, which is also a stream's last event."""
-    told = error_object(error)
-    if told["code"] == "not_found":
-        told |= {"code": "model_not_found", "param": "model"}
-    return {"error": told}
+    body = error_object(error)
+    if body["code"] == "not_found":
+        body |= {"code": "model_not_found", "param": "model"}
+    return {"error": body}
 
 
 def _prompts(given: str | list[str | int | list[int]]) -> list[Any]:
     prompts = [given] if isinstance(given, str) or all(isinstance(one, int) for one in given) else given
     if any(isinstance(one, int) for one in prompts) or not all(prompts):
-        raise invalid("prompt must be a text, a list of token ids, or a list of those; none of them empty")
+        raise invalid("prompt must be a text, a list of token ids, or a list of those, and must not be empty")
     return prompts
 
 

@@ -196,7 +196,7 @@ class ProrlApi:
         return web.Response(body=work.result(), content_type="application/json")
 
     def _server_owner(self, sender: Sender) -> ClientState:
-        """Return the state of a client that may add servers, which serve everybody's rollouts."""
+        """Return the state of a client that may add servers, which serve the rollouts of all sessions."""
         check_may(sender, KeyRole.OPERATOR)
         return self._state.of(sender.name)
 

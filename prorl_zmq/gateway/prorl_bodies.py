@@ -88,7 +88,7 @@ class ProrlMessage(msgspec.Struct, frozen=True):
 
 
 class Processed(msgspec.Struct, frozen=True):
-    """The answer of `/process`, whatever became of the job."""
+    """The answer of `/process`, for every outcome of the job."""
 
     instance_id: Any
     """As in the instance, as the next."""

@@ -1,8 +1,8 @@
 """`Samples`: single replies of the service's models, each a job of the task `sample`, and log-probs of their prompts.
 
-So a reply has what a rollout has: its quota, its wait for a backend, another attempt after a lost process, the version
-of the weights. The log-probs of a prompt are a job of the task `score`, once for all replies to it. The jobs of a token
-belong to a session of this gateway alone; results that a killed gateway left there are dropped at the next use.
+Each reply has a quota, a wait for a backend, another attempt after a lost process, and a weight version, like a
+rollout. The log-probs of a prompt are a job of the task `score`, once for all replies to it. The jobs of a token belong
+to a session of this gateway alone; results that a killed gateway left there are dropped at the next use.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Served(NamedTuple):
     engine: str = ""
     """The name that its engine reports; empty: not known."""
     versions: frozenset[int] = frozenset()
-    """Of the weights of its engines: one, but while new weights arrive."""
+    """The versions that its engines serve: several only during an update."""
     scores: bool = False
     """Whether its engines give the log-probs of a prompt."""
     chat: ChatSettings = ChatSettings()
@@ -75,7 +75,7 @@ class Asked:
     model: str
     """The service's name of it, or NAME@VERSION, which only weights of that version answer."""
     instances: Sequence[dict[str, Any]]
-    """Of each prompt, the fields of a `SampleInstance`."""
+    """Fields of a `SampleInstance` for each prompt."""
     count: int = 1
     """Replies to each prompt."""
     sampling: Sampling
@@ -118,7 +118,7 @@ class Sample:
     weight_versions: NDArray[np.int32]
     """int32 [G]"""
     top_ids: NDArray[np.int32] | None = None
-    """int32 [G, K]: the likeliest tokens, the likeliest first; -1 where fewer could be drawn."""
+    """int32 [G, K]: the likeliest tokens, the likeliest first; -1 pads rows with fewer candidates."""
     top_logprobs: NDArray[np.float32] | None = None
     """float32 [G, K]"""
     prompt_scores: Scores | None = None
@@ -262,7 +262,7 @@ class Samples:
         return found
 
     async def check(self, asked: Asked) -> None:
-        """Raise `CallRefused` for a model that cannot be, a version that is not current, or an engine without scores.
+        """Raise `CallRefused` for an invalid model name, a version that is not current, or an engine without scores.
 
         The service itself checks all other names.
         """
@@ -275,10 +275,10 @@ class Samples:
             raise await self.unknown(asked.model) from None
 
     async def served(self, asked: Asked) -> Served:
-        """Return what serves a request now.
+        """Return the model's state now.
 
         Raises:
-            CallRefused: nothing does: see `check`.
+            CallRefused: no engine serves it; see `check`.
         """
         served = (await self.models()).get(asked.name)
         if served is None:
