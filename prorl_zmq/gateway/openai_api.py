@@ -1,7 +1,7 @@
 """`OpenAiApi`: OpenAI's `/v1/completions`, `/v1/chat/completions` and `/v1/models` for the models of the service.
 
-Evaluation tools use the engines of a running training by these. A reply is generated as a whole, so a stream sends
-it as one event at the end, and events before that keep the connection alive. A client that disconnects cancels its jobs.
+Evaluation tools use the engines of a running training by these. A reply is generated as a whole, so a stream sends it
+as one event at the end, and events before that keep the connection alive. A client that disconnects cancels its jobs.
 """
 
 from __future__ import annotations

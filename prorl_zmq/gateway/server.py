@@ -17,6 +17,7 @@ from functools import cached_property, partial
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from aiohttp import web
 
 from ..client.asynchronous.client import AsyncRolloutClient
@@ -36,7 +37,7 @@ from .dashboard.page_files import HEADERS, PLACE, add_page
 from .dashboard.run_list import RunList
 from .dashboard.watch_stream import WatchStreams
 from .endpoint import Endpoint
-from .http_errors import error_response, http_error_response, is_for_the_log, json_response
+from .http_errors import error_response, http_error_response, is_for_the_log
 from .json_api import JsonApi
 from .llm_servers import LlmServers
 from .message_texts import LoadedTexts
@@ -59,8 +60,9 @@ if TYPE_CHECKING:
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 BODY_LIMIT_BYTES = 64 * 2**20
+TINKER = "/api/v1/"
 TINKER_PREFIX = "tml-"
-"""Tinker's client wants its key to begin with this."""
+"""Tinker's client wants its key to begin with this; a token may do so by itself."""
 TEXT, EVENTS = "text/plain", "text/event-stream"
 READING = ("GET", "HEAD")
 REQUESTS_LIMIT = 8192
@@ -289,7 +291,7 @@ class Gateway:
 
     async def _document(self, _request: web.Request, _sender: Sender) -> web.Response:
         """Return this document."""
-        return json_response(self._described)
+        return web.Response(body=self._encoded_document, content_type="application/json")
 
     async def _docs(self, _request: web.Request) -> web.Response:
         return web.Response(text=self._page, content_type="text/html", charset="utf-8", headers=HEADERS)
@@ -299,6 +301,10 @@ class Gateway:
         return openapi_document(self.endpoints)
 
     @cached_property
+    def _encoded_document(self) -> bytes:
+        return msgspec.json.encode(self._described)
+
+    @cached_property
     def _page(self) -> str:
         return docs_html(self._described)
 
@@ -306,7 +312,8 @@ class Gateway:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             token = request.headers.get("x-api-key", "")
-        return self._bearers.sender(token.strip().removeprefix(TINKER_PREFIX))
+        token = token.strip()
+        return self._bearers.sender(token.removeprefix(TINKER_PREFIX) if request.path.startswith(TINKER) else token)
 
     def _broker_clients(self) -> dict[str, AsyncRolloutClient]:
         """Return the dashboard's clients of all rollout brokers, by name; the first viewer connects them."""

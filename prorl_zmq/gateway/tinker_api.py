@@ -172,6 +172,8 @@ class TinkerApi:
             await self._samples.check(wanted.asked)
         except CallRefused as error:
             return _refused(404 if error.problem == Problem.NOT_FOUND else 400, error.message)
+        if request_id in self._requests:  # the same request came during the check
+            return self._requests[request_id].promise
         load = asked.num_samples * max(REPLY_LOAD, sum(len(chunk.tokens) for chunk in asked.prompt.chunks))
         self._make_room(call.sender.name, load)
         promise = Promise(request_id, tuple(f"{request_id}-{number}" for number in range(asked.num_samples)))

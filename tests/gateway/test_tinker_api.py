@@ -234,7 +234,7 @@ class Silent:
         self.begun = self.ended = 0
 
     async def check(self, asked: Any) -> None:
-        pass
+        await asyncio.sleep(0)
 
     async def have_ended(self) -> bool:
         return self.ended > 0
@@ -315,6 +315,20 @@ def test_a_tokens_replies_are_dropped_for_its_own_only(monkeypatch: pytest.Monke
         await ask("alice", 6)
         assert await statuses([others, mine[-1]]) == [410, 410]
         await api.close()
+
+    asyncio.run(main())
+
+
+def test_the_same_request_at_the_same_time_is_one() -> None:
+    samples = Silent()
+
+    async def main() -> None:
+        api = TinkerApi(cast("Any", samples))
+        first, second = await asyncio.gather(*(api.asample(asking("alice", 1)) for _ in range(2)))
+        assert first is second
+        await asyncio.sleep(0)
+        await api.close()
+        assert len(api._requests) == 1
 
     asyncio.run(main())
 
