@@ -13,7 +13,6 @@ from support.rescoring import teacher_policy
 from teachers import CLOSE, SHORT_CONTEXT, TOP, Moody, check_scores, of_other_words, without_context
 
 from prorl_zmq import Job, Sampling
-from prorl_zmq.client.score_jobs import score_job
 from prorl_zmq.data.scores import Scores
 from prorl_zmq.errors import InvalidJob
 from prorl_zmq.inference.embedded.base_policy import base_policy
@@ -116,16 +115,6 @@ def test_what_cannot_be_scored_is_refused(
         client.score(rollouts, **options)
     assert refused.value.field == field
     assert len(client.score(rollouts, top=TOP)) == 2, "nothing is left behind"
-
-
-def test_a_tokenizer_of_no_backend_is_not_loaded(client: RolloutClient) -> None:
-    chat = ChatSettings(kind="transformers", tokenizer="someone/hostile")
-    job = score_job(np.array([1, 2], np.int32), (), TOP, chat, "teacher")
-    client.submit(job)
-    (ended,) = client.stream(timeout_s=60)
-    assert ended.error is not None
-    assert (ended.error.code, ended.error.fields["field"]) == ("invalid_job", "chat")
-    assert "no backend of the service has the tokenizer 'someone/hostile'" in ended.error.message
 
 
 def test_ids_beyond_the_vocabulary_are_refused(client: RolloutClient) -> None:
