@@ -22,6 +22,7 @@ from fetch import Feeder, prepare, receive_block, unix_server
 from fetch_node import KeepingService
 from harness import Row, main
 from record_losses import STRIKES, loss_rows
+from recorded_tokens import CHOSEN, LAYERS
 from service import BenchService
 
 from prorl_zmq import RolloutClient
@@ -35,8 +36,7 @@ if TYPE_CHECKING:
     from prorl_zmq import Trajectory
 
 TOKENS = 40_000
-RECORD = (48, 8)
-"""Layers, and experts of a token: Qwen3-30B-A3B's."""
+RECORD = (LAYERS, CHOSEN)
 CPU_TOKENS = 500
 """Of the trajectories with which the broker's CPU time is measured: it never sees them."""
 HELD = 8

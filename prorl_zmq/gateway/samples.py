@@ -280,9 +280,10 @@ class Samples:
         Raises:
             CallRefused: no engine serves it; see `check`.
         """
-        served = (await self.models()).get(asked.name)
+        models = await self.models()
+        served = models.get(asked.name)
         if served is None:
-            raise await self.unknown(asked.name)
+            raise unknown_model(asked.name, models)
         if asked.version and asked.version not in map(str, served.versions):
             raise _outdated(asked, served.versions)
         if asked.prompt_top is not None and served.is_adapter:
@@ -295,8 +296,7 @@ class Samples:
 
     async def unknown(self, model: str) -> CallRefused:
         """Return the refusal of a model that the service does not have."""
-        there_are = ", ".join(sorted(await self.models()))
-        return CallRefused(Problem.NOT_FOUND, f"The model `{model:.100}` does not exist; there are: {there_are}.")
+        return unknown_model(model, await self.models())
 
     async def _run(self, sender: Sender, jobs: Sequence[Job]) -> list[Trajectory]:
         check_may(sender, KeyRole.TRAINER)
@@ -387,6 +387,12 @@ def _outdated(asked: Asked, versions: Iterable[int]) -> CallRefused:
     there_are = ", ".join(f"{asked.name:.64}@{version}" for version in sorted(versions))
     words = f"The model `{asked.model:.100}` is not served now; there are: {there_are or 'no engines yet'}."
     return CallRefused(Problem.NOT_FOUND, words)
+
+
+def unknown_model(model: str, models: Iterable[str]) -> CallRefused:
+    """Return the refusal of a model that is none of the service's."""
+    there_are = ", ".join(sorted(models))
+    return CallRefused(Problem.NOT_FOUND, f"The model `{model:.100}` does not exist; there are: {there_are}.")
 
 
 def refused_by(error: ProrlError) -> CallRefused:

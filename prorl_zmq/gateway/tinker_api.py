@@ -29,7 +29,7 @@ from ..wire.messages.jobs import Sampling
 from .connection import check_may
 from .endpoint import Endpoint
 from .http_errors import json_response
-from .samples import Asked
+from .samples import Asked, unknown_model
 from .tinker_bodies import Body, NewSample, TargetLogprobs, Wanted, read_sample, sample_response
 
 if TYPE_CHECKING:
@@ -153,9 +153,10 @@ class TinkerApi:
         """Return the model of a sampling session; its base model is what its engine calls it."""
         sampler_id = call.path["sampler_id"]
         name = _model_in(sampler_id)
-        served = (await self._samples.models()).get(name.partition("@")[0])
+        models = await self._samples.models()
+        served = models.get(name.partition("@")[0])
         if served is None:
-            return _refused(404, (await self._samples.unknown(name)).message)
+            return _refused(404, unknown_model(name, models).message)
         return {"sampler_id": sampler_id, "base_model": served.engine or name, "model_path": f"{SCHEME}prorl/{name}"}
 
     async def asample(self, call: Call) -> object:
@@ -249,7 +250,7 @@ class TinkerApi:
             return named
         by_engine = [name for name, one in models.items() if one.engine == named]
         if not by_engine:
-            raise await self._samples.unknown(named)
+            raise unknown_model(named, models)
         return by_engine[0]
 
     async def _sampled(self, sender: Sender, request_id: str, wanted: Wanted) -> bytes:

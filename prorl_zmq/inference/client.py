@@ -36,7 +36,7 @@ from ..wire.messages.engines import (
     Score,
     Scored,
 )
-from .engine import Generation, Wanted, checked, checked_scores
+from .engine import NOTHING_MORE, Generation, Wanted, checked, checked_scores
 from .records import check_records
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ RECONNECT_S = 5.0
 ABANDONED_S = 300.0
 """Seconds that an unused connection is kept while it is down."""
 
-NOTHING_MORE = Wanted()
 INT32_MAX = 2**31 - 1
 """Largest weight version: a trajectory stores versions as int32."""
 
