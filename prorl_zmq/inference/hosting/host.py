@@ -60,8 +60,7 @@ from ..records import asked_records
 from .engine_updates import EngineUpdates
 from .hosted_adapters import HostedAdapters
 from .registration import Registration
-from .score_queue import ScoreQueue
-from .token_frames import frame_bytes, token_array
+from .score_queue import ScoreQueue, frame_bytes, token_array
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

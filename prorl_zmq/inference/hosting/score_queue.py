@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from ...errors import EngineFailed
+import numpy as np
+
+from ...errors import EngineFailed, MalformedMessage
 from ...system.logs import about_job
 from ...wire.messages.engines import Scored
 from ..engine import checked_scores
@@ -21,7 +23,7 @@ from ..engine import checked_scores
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import numpy as np
+    import zmq
     from numpy.typing import NDArray
 
     from ...wire.messages.engines import Score
@@ -164,3 +166,19 @@ class ScoreQueue:
         now = asyncio.get_running_loop().time()
         self._rest_until = now + (now - began) * (1 / SHARE - 1)
         self.begin_next()
+
+
+def token_array(frame: bytes | zmq.Frame) -> NDArray[np.int32]:
+    """Return a frame as int32 [N].
+
+    Raises:
+        MalformedMessage: its size is not a multiple of 4 bytes.
+    """
+    data = frame_bytes(frame)
+    if len(data) % 4:
+        raise MalformedMessage(f"token ids are int32, 4 bytes each; a frame of {len(data)} bytes holds something else")
+    return np.frombuffer(data, np.int32)
+
+
+def frame_bytes(frame: bytes | zmq.Frame) -> bytes:
+    return frame if isinstance(frame, bytes) else frame.bytes
