@@ -390,7 +390,7 @@ def _outdated(asked: Asked, versions: Iterable[int]) -> CallRefused:
 
 
 def unknown_model(model: str, models: Iterable[str]) -> CallRefused:
-    """Return the refusal of a model that is none of the service's."""
+    """Return the refusal of a model that the service does not have."""
     there_are = ", ".join(sorted(models))
     return CallRefused(Problem.NOT_FOUND, f"The model `{model:.100}` does not exist; there are: {there_are}.")
 

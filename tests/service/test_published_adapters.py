@@ -109,8 +109,9 @@ def test_wrong_arguments_and_numbers_are_refused(base: Path, tmp_path: Path) -> 
         with pytest.raises(InvalidWeights, match="holds NaN or infinity"):
             publisher.publish(model, 1)
     assert updates == []
+    client: Any = SimpleNamespace()
     with pytest.raises(ConfigError, match="only an adapter"):
-        weights_publisher.WeightsPublisher(SimpleNamespace(), base, tmp_path / "other", base="qwen")  # type: ignore[arg-type]
+        weights_publisher.WeightsPublisher(client, base, tmp_path / "other", base="qwen")
 
 
 def test_an_engine_that_fails_while_another_has_the_adapter_stops_nothing(base: Path, tmp_path: Path) -> None:
