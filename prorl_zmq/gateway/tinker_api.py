@@ -305,7 +305,7 @@ class TinkerApi:
             raise Busy(words, retry_after_s=1.0)
 
     def _drop_old(self, ended: _Request) -> None:
-        """Drop the oldest replies of a token, one request of which has just ended, that are over its limits."""
+        """Drop the oldest replies of the request's token that are over its limits."""
         owner = ended.owner
         kept = {name: one.size for name, one in self._requests.items() if one.owner == owner and one.task.done()}
         total = sum(kept.values())

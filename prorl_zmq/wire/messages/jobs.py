@@ -93,7 +93,7 @@ class PhaseLimits(Part, frozen=True):
     run_s: Seconds = 1800.0
     eval_s: Seconds = 600.0
     teacher_s: Seconds = 600.0
-    """Of the job's `teacher`, after RUN; it counts as RUN's time elsewhere."""
+    """Of the job's `teacher`, after RUN and beyond `run_s`; metrics and timelines show it as RUN."""
 
     def of(self, phase: Phase) -> float:
         """Return the limit of one phase, in seconds."""
