@@ -6,6 +6,7 @@ may be repeated. Weights cannot be uploaded: engines read files, or receive tens
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from ..client.current_trace import in_trace
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from ..client.requests import Received
     from ..data.trajectory import Trajectory
+    from ..service.rollout_brokers import Answers
     from .connection import GatewayConnection
     from .endpoint import Call
 
@@ -52,6 +54,8 @@ class TrajectoryQuery(WaitQuery, frozen=True):
 class JsonApi:
     def __init__(self, connection: GatewayConnection) -> None:
         self._connection = connection
+        self._greeting: asyncio.Task[Answers[Any]] | None = None
+        """The question to the brokers that requests for `/healthz` share: they need no token."""
         self.rollouts = RolloutsApi(connection, self.cancel)
         job = "/v1/jobs/{job_id}"
         self.endpoints = (
@@ -159,7 +163,9 @@ class JsonApi:
 
     async def health(self, _call: Call) -> Health:
         """Check that a rollout broker answers."""
-        (await self._connection.ask_all(ANYBODY, Hello(new_id()))).check()
+        if self._greeting is None or self._greeting.done():
+            self._greeting = asyncio.create_task(self._connection.ask_all(ANYBODY, Hello(new_id())))
+        (await asyncio.shield(self._greeting)).check()
         return Health()
 
     # ------------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import ANY
 
 import msgspec
@@ -15,6 +15,8 @@ from support.waiting import until_async
 from prorl_zmq import AsyncRolloutClient
 from prorl_zmq.data.trajectory import Role, array_views
 from prorl_zmq.gateway.bodies import TrajectoryBody
+from prorl_zmq.gateway.json_api import JsonApi
+from prorl_zmq.service.rollout_brokers import Answers
 
 from .conftest import Http, http, problem
 
@@ -30,6 +32,26 @@ def run(served: SharedService, body: Callable[[Http], Any]) -> None:
     async def main() -> None:
         async with http(served.url) as client:
             await body(client)
+
+    asyncio.run(main())
+
+
+def test_requests_for_health_share_a_question() -> None:
+    class Connection:
+        asked = 0
+
+        async def ask_all(self, _sender: Any, _request: Any) -> Answers[Any]:
+            self.asked += 1
+            await asyncio.sleep(0)
+            return Answers({"a": None}, {})
+
+    async def main() -> None:
+        connection, nothing = Connection(), cast("Any", None)
+        api = JsonApi(cast("Any", connection))
+        await asyncio.gather(*(api.health(nothing) for _ in range(10)))
+        assert connection.asked == 1
+        await api.health(nothing)
+        assert connection.asked == 2
 
     asyncio.run(main())
 
