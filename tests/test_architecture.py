@@ -117,7 +117,7 @@ BUDGET = {
     "security": 1350,
     "service": 2750,
     "service_folder": 400,
-    "stages": 15450,
+    "stages": 15500,
     "system": 2750,
     "tasks": 3050,
     "testing": 850,

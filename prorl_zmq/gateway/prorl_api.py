@@ -277,10 +277,10 @@ class ProrlApi:
         if self._servers is None:
             return
         named = parameters.get("custom_tokenizer") if isinstance(parameters, dict) else None
-        usable = isinstance(named, str) and 0 < len(named) <= TOKENIZER_LIMIT and not named.startswith("-")
-        if usable and not self._tokenizer and not self._state.tokenizer:
-            self._state.tokenizer = named
-            self._state.write()
+        if isinstance(named, str) and 0 < len(named) <= TOKENIZER_LIMIT and not named.startswith("-"):
+            if not self._tokenizer and not self._state.tokenizer:
+                self._state.tokenizer = named
+                self._state.write()
         self._servers.start(self._tokenizer or self._state.tokenizer)
 
 

@@ -23,8 +23,9 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils.logging import disable_progress_bar
 
 from ..data.scores import Scores
-from ..errors import ConfigError, EngineFailed
+from ..errors import ConfigError
 from ..wire.records import EXPERTS, RECORD_TOP_LIMIT, SAMPLING_MASK, TOP_LOGPROBS
+from .adapters import takes_none
 from .checkpoint import check_checkpoint, read_in_time, read_tensors
 from .engine import EngineDescription
 from .local_engine import LOAD_S, LocalEngine, Running, chances_of

@@ -13,6 +13,7 @@ from support.rescoring import teacher_policy
 from teachers import CLOSE, SHORT_CONTEXT, TOP, Moody, check_scores, of_other_words, without_context
 
 from prorl_zmq import Job, Sampling
+from prorl_zmq.client.score_jobs import ScoreJobs
 from prorl_zmq.data.scores import Scores
 from prorl_zmq.errors import InvalidJob
 from prorl_zmq.inference.embedded.base_policy import base_policy

@@ -1,7 +1,7 @@
 """The adapters that an engine host serves: its own copies of their folders, and who generates with which.
 
 A version is copied before the engine loads it: a trainer that saves into the same file again would change a link. The
-copy has a path of its own and stays until the version is retired and none of its generations runs: engines read it
+copy has a path of its own and stays until the version is retired and its generations have ended: engines read it
 again when they have evicted it. A host that was killed finds the copies that were in service, and loads them again, in
 the order of their loading and on the base weights of then.
 """
@@ -39,7 +39,7 @@ FREE_BYTES = 2**28
 PER_SLOT = 4
 """Most loaded versions for each slot of the engine, which keeps some of them in memory."""
 IN_SERVICE = "in-service"
-"""A file beside the copy of a version that is loaded and not retired: the weight version of its base."""
+"""A file next to the copy of a version that is loaded and not retired: the weight version of its base."""
 LOADING = "loading"
 """In its place while the engine loads the version: if the host ends meanwhile, the version may be why."""
 ENDS = 2
