@@ -16,7 +16,7 @@ import logging
 from collections import defaultdict
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import msgspec
 from aiohttp import web
@@ -277,11 +277,14 @@ class ProrlApi:
         if self._servers is None:
             return
         named = parameters.get("custom_tokenizer") if isinstance(parameters, dict) else None
-        if isinstance(named, str) and 0 < len(named) <= TOKENIZER_LIMIT and not named.startswith("-"):
-            if not self._tokenizer and not self._state.tokenizer:
-                self._state.tokenizer = named
-                self._state.write()
+        if not self._tokenizer and not self._state.tokenizer and _is_tokenizer(named):
+            self._state.tokenizer = named
+            self._state.write()
         self._servers.start(self._tokenizer or self._state.tokenizer)
+
+
+def _is_tokenizer(value: Any) -> TypeGuard[str]:
+    return isinstance(value, str) and 0 < len(value) <= TOKENIZER_LIMIT and not value.startswith("-")
 
 
 def detail(status: int, text: str) -> web.Response:
