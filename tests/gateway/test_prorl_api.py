@@ -210,7 +210,6 @@ class Service:
         pass
 
 
-@pytest.mark.parametrize(("token_mode", "told"), [(True, True), (False, False)])
 def test_the_first_job_names_the_tokenizer_of_the_engines(tmp_path: Path) -> None:
     class Servers:
         def __init__(self) -> None:
@@ -237,6 +236,7 @@ def test_the_first_job_names_the_tokenizer_of_the_engines(tmp_path: Path) -> Non
     assert state.tokenizer == "", "without servers the next job names it"
 
 
+@pytest.mark.parametrize(("token_mode", "told"), [(True, True), (False, False)])
 def test_messages_without_texts_are_for_those_only_who_read_tokens(
     tmp_path: Path, token_mode: bool, told: bool
 ) -> None:

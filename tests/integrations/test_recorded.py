@@ -296,15 +296,6 @@ def test_a_missing_record_is_refused_with_its_reason(name: str) -> None:
             make()
 
 
-def test_verls_trainer_takes_no_teacher_whose_scores_no_loss_would_read() -> None:
-    omegaconf = pytest.importorskip("omegaconf", reason="verl's configuration")
-    from prorl_zmq.integrations.verl.options import rollout_options
-
-    config = omegaconf.OmegaConf.create({"trainer": {"v1": {"prorl": {"teacher": "teacher:20"}}}})
-    with pytest.raises(ConfigError, match="teacher"):
-        rollout_options(config)
-
-
 def test_skyrls_sample_support_has_a_column_for_each_of_top_k() -> None:
     for top_k, columns in ((TOP_K, TOP_K), (2, 3)):
         (table,) = generator_output(batch(), asked=ALL, top_k=top_k)["rollout_sample_support"]

@@ -174,6 +174,7 @@ WRONG = {
     f"{OURS}.folder=''": "engine_kwargs.prorl.folder is not set",
     "trainer.v1.prorl.too_long=cut": "Invalid enum value 'cut' - at `$.too_long`",
     "+trainer.v1.prorl.parameter_sync_step=4": "Expected `int` <= 1 - at `$.parameter_sync_step`",
+    "+trainer.v1.prorl.teacher=teacher": "Object contains unknown field `teacher`",
     "+trainer.v1.prorl.batch.weigth=2": "weigth cannot be set here, only lease_s, max_replacements",
     "actor_rollout_ref.rollout.name=vllm": "actor_rollout_ref.rollout.name must be prorl; it is vllm",
     "actor_rollout_ref.rollout.agent.agent_loop_manager_class=null": "agent_loop_manager_class must be prorl_zmq",
