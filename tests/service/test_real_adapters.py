@@ -9,7 +9,6 @@ import signal
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 from support.adapters import PeftReference, peft_adapter
 from support.services import PROCESS, serving
@@ -52,17 +51,6 @@ def rollouts(client: RolloutClient, model: str) -> list[Trajectory]:
     return done
 
 
-def gap(done: list[Trajectory], reference: PeftReference, adapter: Path) -> float:
-    """Return the largest difference of a log-prob from that of peft with this adapter."""
-    worst = 0.0
-    for one in done:
-        generated = int(one.loss_mask.sum())
-        assert one.loss_mask[-generated:].all()
-        theirs = reference.logprobs(adapter, [one.token_ids], generated)[0]
-        worst = max(worst, float(np.abs(theirs - one.logprobs[-generated:]).max()))
-    return worst
-
-
 def test_each_trainers_rollouts_are_of_its_own_adapter_and_version_also_after_a_kill(tmp_path: Path) -> None:
     base = tmp_path / "base"
     make(base, 0)
@@ -86,5 +74,5 @@ def test_each_trainers_rollouts_are_of_its_own_adapter_and_version_also_after_a_
             for name, done in found.items():
                 model, version = name.split("-")
                 assert {(one.result.model, one.versions) for one in done} == {(model, (int(version),))}
-                assert gap(done, reference, adapters[name]) < CLOSE
-                assert all(gap(done, reference, adapters[other]) > 0.1 for other in adapters if other != name)
+                assert reference.gap(adapters[name], done) < CLOSE
+                assert all(reference.gap(adapters[other], done) > 0.1 for other in adapters if other != name)

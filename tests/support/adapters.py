@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import peft
     import torch
     import transformers
+
+    from prorl_zmq import Trajectory
 else:
     peft, torch, transformers = Later("peft"), Later("torch"), Later("transformers")
 
@@ -101,3 +103,14 @@ class PeftReference:
         with torch.inference_mode():
             scores = torch.log_softmax(self._models[key](input_ids=ids[:, :-1]).logits, -1)
         return scores.gather(2, ids[:, 1:, None])[:, -generated:, 0].numpy()
+
+    def gap(self, adapter: Path, trajectories: Sequence[Trajectory]) -> float:
+        """Return the largest difference of a log-prob of trajectories of one turn."""
+        worst = 0.0
+        for one in trajectories:
+            generated = int(one.loss_mask.sum())
+            assert generated > 0
+            assert one.loss_mask[-generated:].all()
+            theirs = self.logprobs(adapter, [one.token_ids], generated)[0]
+            worst = max(worst, float(np.abs(theirs - one.logprobs[-generated:]).max()))
+        return worst

@@ -164,8 +164,8 @@ class Service(Program):
     def flags(self) -> list[str]:
         return ["--config", str(self.config), "--run-dir", str(self.run_dir)]
 
-    def wait_ready(self) -> None:
-        self.wait_line("prorl serve: ready at")
+    def wait_ready(self, wait_s: float = START_S) -> None:
+        self.wait_line("prorl serve: ready at", wait_s)
 
     def client(self, session: str | None = None) -> RolloutClient:
         return RolloutClient(self.front_door, session=session, timeout_s=START_S)
@@ -176,12 +176,18 @@ class Service(Program):
 
 
 @contextmanager
-def serving(topology: str = PROCESS, *flags: object, interpreter: bool = False, **variables: str) -> Iterator[Service]:
-    """Start a service of the test's own, and end it."""
+def serving(
+    topology: str = PROCESS,
+    *flags: object,
+    interpreter: bool = False,
+    start_s: float = START_S,
+    **variables: str,
+) -> Iterator[Service]:
+    """Start a service of the test's own, whose engines may take `start_s`, and end it."""
     with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
         service = Service(Path(folder), topology, *flags, interpreter=interpreter, **variables)
         try:
-            service.wait_ready()
+            service.wait_ready(start_s)
             yield service
         finally:
             service.close()
@@ -201,8 +207,8 @@ class SharedService(Service):
         shown = f'[dashboard]\nbind = "127.0.0.1:{free_port()}"\nruns = "{self.runs}"\n'
         super().__init__(folder, PROCESS + bound + shown)
 
-    def wait_ready(self) -> None:
-        super().wait_ready()
+    def wait_ready(self, wait_s: float = START_S) -> None:
+        super().wait_ready(wait_s)
         job = Job(task="math", instance={"problem": "1", "ground_truth": "1"}, sampling=Sampling(max_tokens=4))
         with self.client() as client:
             client.submit(job)
