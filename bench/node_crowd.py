@@ -21,7 +21,7 @@ import harness
 from bare_pipeline import BarePipeline
 from journal import appended
 from node_fleet import TASK, Fleet, Settings
-from node_service import NodeService, Usage, usage
+from node_service import BROKERS, NodeService, Usage, usage
 from service import BenchService
 
 from prorl_zmq import Job, RolloutClient
@@ -137,7 +137,7 @@ class Crowd:
 
     def silent(self) -> int:
         """Return how often the broker found a node silent."""
-        return self.service.log("brokers").count(" is silent")
+        return self.service.log(BROKERS).count(" is silent")
 
     def look(self, seconds: float) -> tuple[Usage, float, float]:
         """Return what the broker has used, and the seconds of CPU of its two sides for each second."""

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 START_S = 120.0
+BROKERS = "brokers"
+"""Their name among the commands."""
 PRORL = (sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl")
 
 
@@ -58,10 +60,10 @@ class NodeService:
 
     def __enter__(self) -> Self:
         try:
-            self.start("brokers", self._prefix, *self._command)
+            self.start(BROKERS, self._prefix, *self._command)
             until = time.monotonic() + START_S
             while not ServiceFolder.is_made(self.path):
-                if time.monotonic() > until or self.commands["brokers"].poll() is not None:
+                if time.monotonic() > until or self.commands[BROKERS].poll() is not None:
                     raise RuntimeError(f"the brokers did not start:\n{self.log('brokers')}")
                 time.sleep(0.05)
             ServiceFolder.open(self.path).wait_for_brokers(START_S)
@@ -71,15 +73,18 @@ class NodeService:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in reversed(self.commands.values()):
-            if process.poll() is None:
-                process.terminate()
-        for process in self.commands.values():
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        brokers = [process for name, process in self.commands.items() if name == BROKERS]
+        nodes = [process for process in self.commands.values() if process not in brokers]
+        for group in (nodes, brokers):  # a node waits some seconds for brokers that have ended
+            for process in group:
+                if process.poll() is None:
+                    process.terminate()
+            for process in group:
+                try:
+                    process.wait(60)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
 
     def start(self, name: str, prefix: Sequence[str], *arguments: str) -> None:
         """Start a `prorl` command, which ends with the service."""
