@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from prorl_zmq.inference.engine import Generation
+
 LAYERS, EXPERTS, CHOSEN = 4, 16, 4
+NOISE = 0.01
 KINDS: dict[str, tuple[Any, Any]] = {
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
     "olmoe": (OlmoeConfig, OlmoeForCausalLM),
@@ -101,6 +104,11 @@ class TrainersMixture:
         with self._choosing(choose), torch.inference_mode():
             self._model(torch.from_numpy(tokens.astype(np.int64))[None, :-1])
         return np.stack(chosen, axis=1)
+
+    def gap(self, tokens: NDArray[np.int32], done: Generation, routes: NDArray[Any] | None) -> float:
+        """Give the largest difference of a turn's log-probs from those here, where the routers' choice is disturbed."""
+        logits = self.logits(tokens, routes, noise=NOISE)
+        return float(np.abs(logprobs_of(logits, tokens, len(tokens) - len(done.token_ids)) - done.logprobs).max())
 
     @contextmanager
     def _choosing(self, choose: Any) -> Iterator[None]:

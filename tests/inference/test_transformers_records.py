@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from record_checks import APART, CUTS, EXACT, turn
 from support.later import Later
 
 from prorl_zmq.errors import EngineFailed
 from prorl_zmq.examples.trainers.shared.make_model import make
-from prorl_zmq.inference.engine import Wanted
-from prorl_zmq.inference.records import check_records
 from prorl_zmq.wire.messages.backends import ChatSettings
 from prorl_zmq.wire.messages.jobs import Sampling
 
@@ -33,17 +32,6 @@ pytestmark = [
     pytest.mark.xdist_group("transformers"),
 ]
 PROMPTS = [np.random.default_rng(seed).integers(7, 1000, 10 + 11 * seed).astype(np.int32) for seed in range(8)]
-EXACT, APART = 1e-4, 1e-2
-"""In nats: the largest gap that float32 explains, and the least that a wrong route makes."""
-NOISE = 0.01
-CUTS = [
-    Sampling(1.0, 40, top_p=0.9),
-    Sampling(0.7, 40, top_p=0.9),
-    Sampling(1.0, 40, top_k=20),
-    Sampling(1.0, 40, top_k=50, top_p=0.8),
-    Sampling(1.0, 40, min_p=0.05),
-    Sampling(0.6, 40, top_k=40, top_p=0.95, min_p=0.01),
-]
 
 
 @pytest.fixture(scope="module", params=["qwen3_moe", "olmoe"])
@@ -67,22 +55,6 @@ def new_engine(folder: Path) -> TransformersEngine:
     )
 
 
-async def turn(
-    engine: TransformersEngine, prompt: np.ndarray[Any, Any], sampling: Sampling, *record: str, rows_known: int = 0
-) -> Generation:
-    done = await engine.generate(prompt, sampling, (), "job", wanted=Wanted(record, rows_known))
-    positions = len(prompt) + len(done.token_ids) - 1 - rows_known
-    check_records(done.records, record, done.token_ids, positions=positions, vocabulary=1024)
-    return done
-
-
-def gap(trainer: Any, tokens: np.ndarray[Any, Any], done: Generation, routes: Any) -> float:
-    """Give the largest difference of a turn's log-probs from a trainer's whose routers' choice is disturbed."""
-    logits = trainer.logits(tokens, routes, noise=NOISE)
-    prompt = len(tokens) - len(done.token_ids)
-    return float(np.abs(mixtures.logprobs_of(logits, tokens, prompt) - done.logprobs).max())
-
-
 def test_replayed_routes_give_the_engines_log_probs(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prorl_zmq.inference.transformers_engine.PREFILL_TOKENS", 90)
 
@@ -99,8 +71,8 @@ def test_replayed_routes_give_the_engines_log_probs(folders: list[Path], monkeyp
         tokens, routes = np.concatenate([prompt, done.token_ids]), done.records["experts"]
         assert routes.dtype == np.uint8
         assert routes.shape == (len(tokens) - 1, mixtures.LAYERS, mixtures.CHOSEN)
-        assert gap(trainer, tokens, done, routes) <= EXACT
-        without.append(gap(trainer, tokens, done, None))
+        assert trainer.gap(tokens, done, routes) <= EXACT
+        without.append(trainer.gap(tokens, done, None))
         wrong = {
             "a row late": routes[1:],
             "a row early": np.concatenate([routes[:1], routes[:-1]]),
@@ -108,7 +80,7 @@ def test_replayed_routes_give_the_engines_log_probs(folders: list[Path], monkeyp
             "zeros for unknown": np.concatenate([routes[:-5], np.zeros_like(routes[:5])]),
         }
         for mistake, planted in wrong.items():
-            assert gap(trainer, tokens, done, planted) > APART, mistake
+            assert trainer.gap(tokens, done, planted) > APART, mistake
     assert max(without) > APART
 
 
@@ -128,9 +100,9 @@ def test_the_next_turn_gives_the_row_that_the_last_one_could_not(folders: list[P
     routes = np.concatenate([first.records["experts"], second.records["experts"]])
     assert len(routes) == len(tokens) - 1
     trainer = mixtures.TrainersMixture(folders[0])
-    assert gap(trainer, tokens, second, routes) <= EXACT
+    assert trainer.gap(tokens, second, routes) <= EXACT
     lost = np.delete(routes, len(first.records["experts"]), axis=0)
-    assert gap(trainer, tokens, second, lost) > APART, "the row between two turns is needed"
+    assert trainer.gap(tokens, second, lost) > APART, "the row between two turns is needed"
 
 
 @pytest.mark.parametrize("mode", ["keep", "abort"])

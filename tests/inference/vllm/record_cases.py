@@ -9,6 +9,7 @@ import asyncio
 import json
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,10 @@ import numpy as np
 import torch
 import uvloop
 from mixtures import TrainersMixture, logprobs_of, renormalised
+from record_checks import CUTS, turn
 from vllm_routes import FLAGS, RoutedVllmEngine
 
 from prorl_zmq.errors import EngineFailed
-from prorl_zmq.inference.engine import Generation, Wanted
-from prorl_zmq.inference.records import check_records
 from prorl_zmq.wire.messages.jobs import Sampling
 
 SMALL = [
@@ -32,16 +32,6 @@ SMALL = [
     "--enable-chunked-prefill",
     "--max-num-batched-tokens=256",
 ]
-NOISE = 0.01
-CUTS = [
-    Sampling(1.0, 40, top_p=0.9),
-    Sampling(0.7, 40, top_p=0.9),
-    Sampling(1.0, 40, top_k=20),
-    Sampling(1.0, 40, top_k=50, top_p=0.8),
-    Sampling(1.0, 40, min_p=0.05),
-    Sampling(0.6, 40, top_k=40, top_p=0.95, min_p=0.01),
-]
-
 Ids = np.ndarray[Any, Any]
 
 
@@ -51,19 +41,8 @@ def prompt(length: int, seed: int = 0) -> Ids:
 
 class Cases:
     def __init__(self, engine: RoutedVllmEngine, one: Path, two: Path) -> None:
-        self.engine, self.two = engine, two
+        self.engine, self.turn, self.two = engine, partial(turn, engine), two
         self.trainer, self.other = TrainersMixture(one), TrainersMixture(two)
-
-    async def turn(self, ids: Ids, sampling: Sampling, *record: str, rows_known: int = 0) -> Generation:
-        done = await self.engine.generate(ids, sampling, (), "job", Wanted(record, rows_known))
-        positions = len(ids) + len(done.token_ids) - 1 - rows_known
-        check_records(done.records, record, done.token_ids, positions=positions, vocabulary=1024)
-        return done
-
-    def gap(self, tokens: Ids, done: Generation, routes: Any) -> float:
-        start = len(tokens) - len(done.token_ids)
-        logits = self.trainer.logits(tokens, routes, noise=NOISE)
-        return float(np.abs(logprobs_of(logits, tokens, start) - done.logprobs).max())
 
     async def offered(self) -> Any:
         return self.engine.description.records
@@ -89,7 +68,7 @@ class Cases:
             tokens = np.concatenate([ids, done.token_ids])
             missing += len(tokens) - 1 - len(routes)
             planted = [routes, None, routes[1:], routes[:, ::-1]]
-            gaps.append([self.gap(tokens, done, each) for each in planted])
+            gaps.append([self.trainer.gap(tokens, done, each) for each in planted])
         with_routes, without, shifted, reordered = zip(*gaps, strict=True)
         return {
             "turns": len(ended),

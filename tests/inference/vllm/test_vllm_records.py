@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from record_checks import APART, EXACT
 from vllm_python import START_LIMIT_S, environment, vllm_python
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2 * START_LIMIT_S)]
 
 HERE = Path(__file__).parent
 TESTS = HERE.parents[1]
-EXACT, APART = 1e-4, 1e-2
-"""In nats: the largest gap that float32 explains, and the least that a wrong route makes."""
 MAKE = """
 import sys, pathlib, mixtures
 for seed, folder in enumerate(sys.argv[2:]):
@@ -28,7 +27,7 @@ def figures(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """What the script wrote."""
     python, folder = vllm_python(), tmp_path_factory.mktemp(request.param)
     variables = environment(folder)
-    for module in ("mixtures.py", "vllm_routes.py"):
+    for module in ("mixtures.py", "record_checks.py", "vllm_routes.py"):
         (folder / "packages" / module).symlink_to(TESTS / module)
     models, out = [str(folder / "one"), str(folder / "two")], folder / "out.json"
     for command in ([python, "-c", MAKE, request.param, *models], [python, HERE / "record_cases.py", *models, out]):
