@@ -134,7 +134,7 @@ class ScoreJobs:
         if context_tokens and longest >= context_tokens:
             raise InvalidJob(
                 f"job {trajectory.job_id} has a text of {longest} tokens, which is too long for the context of "
-                f"{context_tokens} tokens of the model {self._model!r}",
+                f"{context_tokens} tokens of the model {self._model!r}: there must be room for one more token",
                 job_id=trajectory.job_id,
                 field="token_ids",
             )
@@ -168,7 +168,7 @@ def score_job(
         "top": top,
         "chat": msgspec.to_builtins(chat),
     }
-    return Job(task=TASK, instance=instance, models={TEACHER: model}, **more)
+    return Job(task=TASK, instance=instance, model=model, models={TEACHER: model}, **more)
 
 
 def scores_in(result: Trajectory, top: int) -> tuple[NDArray[np.int32], Scores]:

@@ -103,9 +103,13 @@ def test_a_trajectory_without_tokens_has_empty_scores(client: RolloutClient) -> 
     [
         ({"top": 65}, "top", "0 to 64"),
         ({"model": "mute"}, "model", "no backend of the model 'mute' can score texts: local-mute"),
-        ({"model": "nobody"}, "models.teacher", "no backend and no endpoint serves the model 'nobody'"),
+        ({"model": "nobody"}, "model", "no backend serves the model 'nobody'"),
         ({"model": "foreign"}, "model", "another vocabulary than the text"),
-        ({"model": "short"}, "token_ids", f"too long for the context of {SHORT_CONTEXT} tokens of the model 'short'"),
+        (
+            {"model": "short"},
+            "token_ids",
+            f"context of {SHORT_CONTEXT} tokens of the model 'short': there must be",
+        ),
     ],
 )
 def test_what_cannot_be_scored_is_refused(

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from prorl_zmq.brokers.rollout.task_catalog import KNOWN_LIMIT, NEW_TICKS, REMOVED_TICKS, TaskCatalog
+from prorl_zmq.client.score_jobs import score_job
 from prorl_zmq.errors import Busy, InvalidJob, UnknownTask
+from prorl_zmq.wire.messages.backends import ChatSettings
 from prorl_zmq.wire.messages.jobs import Harness, Job, NamedModel, Sampling
 from prorl_zmq.wire.messages.stages import Task
 
@@ -115,6 +118,12 @@ def test_a_harness_that_no_stage_process_offers_is_refused_with_those_there_are(
     with pytest.raises(InvalidJob, match="no harness 'nope'; the service has codex, command, mine") as caught:
         catalog.check(Job(task="task", instance={}, harness="nope"))
     assert caught.value.field == "harness"
+
+
+def test_a_service_without_a_policy_scores_texts() -> None:
+    catalog = TaskCatalog(["base", "teacher"])
+    catalog.add([Task("score", dict.fromkeys(("token_ids", "segments", "top", "chat"), "any"))])
+    catalog.check(score_job(np.array([1, 2], np.int32), (), 1, ChatSettings(), "teacher"))
 
 
 def test_a_model_that_nobody_serves_is_refused_with_those_there_are() -> None:
