@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter, defaultdict
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 END_S = 2.0
 """Seconds that Ctrl-C waits for cancelled jobs."""
 ARRAYS = ("token_ids", "loss_mask", "logprobs", "weight_versions", "turns")
+RECORDS = "records"
 
 
 def submit(
@@ -48,8 +49,9 @@ def submit(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Write results.jsonl, traces.jsonl and one .npz of arrays per job there; `prorl explain DIR` says "
-            "what bounded the run. Existing results move to DIR/earlier; without TASKS.jsonl, they stay.",
+            help="Write results.jsonl, traces.jsonl, one .npz of arrays per job, and one of its records, there; `prorl "
+            "explain DIR` says what bounded the run. Existing results move to DIR/earlier; without TASKS.jsonl, they "
+            "stay.",
         ),
     ] = None,
     session: Annotated[
@@ -205,7 +207,7 @@ def _make_folder(out: Path, *, new: bool) -> list[Path]:
     results, arrays = out / "results.jsonl", out / "arrays"
     try:
         if new and results.exists() and results.stat().st_size:
-            earlier = put_aside(out, (TRACES, arrays.name, results.name))  # the results last
+            earlier = put_aside(out, (TRACES, RECORDS, arrays.name, results.name))  # the results last
             say("prorl submit", f"the results that {out} had are in {earlier}")
         made = [each for each in (arrays, *arrays.parents) if not each.exists()]
         arrays.mkdir(parents=True, exist_ok=True)
@@ -232,7 +234,12 @@ def _write(trajectory: Trajectory, out: Path) -> None:
         results.write(msgspec.json.encode(trajectory.result) + b"\n")
     import numpy as np  # which `prorl status` does not need
 
-    np.savez(out / "arrays" / f"{trajectory.job_id}.npz", **{name: getattr(trajectory, name) for name in ARRAYS})
+    file = f"{trajectory.job_id}.npz"
+    np.savez(out / "arrays" / file, **{name: getattr(trajectory, name) for name in ARRAYS})
+    if records := trajectory.records:
+        kept: dict[str, Any] = {**records, **{f"{name}_rows": records.rows(name) for name in records.names}}
+        (out / RECORDS).mkdir(exist_ok=True)
+        np.savez(out / RECORDS / file, **kept)
 
 
 def _mean(values: Sequence[float]) -> float:
