@@ -47,6 +47,10 @@ class AdapterModels:
         """Return the current versions of the adapters that have one, by model."""
         return {model: self._wanted[model] for model in self.bases if model in self._wanted}
 
+    def unpublished(self) -> set[str]:
+        """Return the adapters that have no current version yet."""
+        return self.bases.keys() - self._wanted.keys()
+
     def served(self, backend: Backend) -> tuple[str, ...]:
         """Return the models whose jobs a backend can get: its own, and the adapters that it has loaded."""
         adapters = (

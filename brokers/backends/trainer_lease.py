@@ -40,9 +40,10 @@ class TrainerLease:
         silent_s = now - self._heard_at
         raise WeightsHeld(
             f"session {holder} gives this service the weights of the model {self._model}, and its client was heard "
-            f"{silent_s:.0f} s ago. Two trainers need two models (`name` in `[[backends]]`) or two services (`prorl "
-            "serve --name NAME`). A client that is closed lets others do so at once, one that was killed after "
-            f"{LEASE_S:.0f} s. To do so now, although that trainer is then refused: take_over=True, or --take-over",
+            f"{silent_s:.0f} s ago. Two trainers need two models (two adapters, or two `name`s in `[[backends]]`) or "
+            "two services (`prorl serve --name NAME`). A client that is closed lets others do so at once, one that was "
+            f"killed after {LEASE_S:.0f} s. To do so now, although that trainer is then refused: take_over=True, or "
+            "--take-over",
             session=holder,
         )
 

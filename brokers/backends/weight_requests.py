@@ -191,6 +191,10 @@ class WeightRequests:
         if known is not None:
             _, under_way = known
             backend_id = under_way.missing.pop(request_id)
+            model = under_way.request.model
+            if isinstance(error, InvalidWeights) and model in self._heap.adapters.unpublished():
+                words = f"{error.message}. (No backend has the name {model!r}, so it is that of a new adapter.)"
+                error = InvalidWeights(words, **error.fields)
             under_way.outcomes[backend_id] = _named(error, backend_id) if error is not None else None
             if not under_way.missing:
                 self._follow(under_way, now)
@@ -266,9 +270,8 @@ class WeightRequests:
         if model in self._heap.adapters or model not in own:
             return self._heap.adapters.find_base(request, self._heap.backends(), own)
         if request.base or request.step == "remove":
-            raise MalformedMessage(
-                f"{model} is a model of backends, not an adapter; give the adapter another name", field="$.model"
-            )
+            advice = "`prorl backends remove ID` removes one" if not request.base else "give the adapter another name"
+            raise MalformedMessage(f"{model} is a model of backends, not an adapter; {advice}", field="$.model")
         if not self._heap.trained(model):
             there_are = f"no backend serves the model {model} now"
             missing = f"all backends of the model {model} are frozen" if model in self._heap.models() else there_are

@@ -176,7 +176,9 @@ def update_weights(
                 base=base,
             )
         spent_s = time.monotonic() - started
-        print(f"{_served(client, model_name)} serve version {weight_version} after {spent_s:.1f} s")
+        is_adapter = any(model_name in one.backend.adapters for one in client.backends.list())
+        of = f"the adapter {model_name}" if is_adapter else model_name
+        print(f"{_served(client, model_name)} serve version {weight_version} of {of} after {spent_s:.1f} s")
 
 
 @commands.command("begin-weights")

@@ -293,7 +293,7 @@ def test_weights_are_of_the_model_that_is_named(service: Service, tmp_path: Path
         loaded = service.run("update-weights", tmp_path, "7", "--model-name", "b")
         declared = service.run("set-version", "8", "--model-name", "b")
     assert "no backend serves the model c (there are b, policy)" in " ".join(refused.stderr.split())
-    assert "1 backend(s) serve version 7" in loaded.stdout
+    assert "1 backend(s) serve version 7 of b after" in loaded.stdout
     assert "what 1 backend(s) generate from now on is of version 8" in declared.stdout
     assert [request.model for request in asked] == ["b", "b"]  # type: ignore[union-attr]
     versions = {status.backend.backend_id: status.backend.weight_version for status in service.backends()}
