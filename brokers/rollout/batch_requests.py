@@ -93,6 +93,8 @@ class BatchRequestHandler:
             case WeightUpdate(step="remove"):
                 self._runner.remove_model(request.model)
                 reply = Done(request.request_id)
+            case WeightUpdate(step="cancel") if self._runner.keep_model(request.model):
+                reply = Done(request.request_id)
             case WeightUpdate():
                 if request.step not in SERVED:
                     message = f"a `{request.step}` of weights is asked of the backend broker, which has no batches"

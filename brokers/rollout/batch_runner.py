@@ -257,6 +257,12 @@ class BatchRunner:
             )
         self._catalog.remove_model(model)
 
+    def keep_model(self, model: str) -> bool:
+        """Accept jobs of an adapter again, if its removal was begun: the backend broker has refused it."""
+        begun = self._catalog.is_being_removed(model)
+        self._catalog.note_model(model)
+        return begun
+
     def status(self, batch: BatchRecord) -> BatchStatus:
         status = batch.status()
         idle = batch.state == "open" and not batch.in_flight and bool(batch.groups or batch.prompts)

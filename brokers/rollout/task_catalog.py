@@ -102,6 +102,9 @@ class TaskCatalog:
         self._listed -= {model}
         self._removed[model] = REMOVED_TICKS
 
+    def is_being_removed(self, model: str) -> bool:
+        return model in self._removed
+
     def tick(self) -> None:
         """Let the backend broker's list grow old."""
         self._ticks_left = max(0, self._ticks_left - 1)

@@ -163,12 +163,14 @@ def test_what_is_wrong_is_refused_by_name(service: TestService, tmp_path: Path) 
     with service.client(timeout_s=60.0) as client:
         start_engine(service, "x")
         until(lambda: len(client.backends.list()) == 1, "the engine")
-        with pytest.raises(InvalidWeights, match=r"backend x: .*a-1 is torn"):
+        with pytest.raises(InvalidWeights, match=r"backend x: .*a-1 is torn.*No backend has the name 'a'"):
             client.update_weights(adapter(tmp_path, "a", 1, "torn"), 1, model="a")
         with pytest.raises(InvalidJob, match=r"the model 'a' \(model\); the service has policy"):
             client.submit(job_of("a"))
-        with pytest.raises(MalformedMessage, match="policy is a model of backends, not an adapter"):
+        with pytest.raises(MalformedMessage, match="not an adapter; give the adapter another name"):
             client.update_weights(tmp_path, 2, base="policy")
+        with pytest.raises(MalformedMessage, match="policy is a model of backends, not an adapter; `prorl backends"):
+            client.remove_model("policy")
         client.update_weights(adapter(tmp_path, "a", 2), 2, model="a")
         waiting = job_of("a", run="two turns", mark=str(tmp_path / "job"))
         client.submit(waiting)
@@ -178,6 +180,11 @@ def test_what_is_wrong_is_refused_by_name(service: TestService, tmp_path: Path) 
         (tmp_path / "job.go").touch()
         (done,) = client.stream(timeout_s=60)
         assert said(done) == ["a-2", "a-2"]
+        with service.client(session="another") as other, pytest.raises(WeightsHeld, match="two adapters, or"):
+            other.remove_model("a")
+        client.submit(job_of("a"))
+        (done,) = client.stream(timeout_s=60)
+        assert said(done) == ["a-2"], "a refused removal leaves the model in service"
         client.remove_model("a")
         assert loaded(client) == {"x": {}}
         listed: BackendList = client.backends.ask(ListBackends(new_id()))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ...errors import NoBackend, ProrlError, WeightsHeld
+from ...errors import NoBackend, ProrlError, RequestTimeout, WeightsHeld
 from ...wire.messages.backends import TAKE_BACK_S, HoldWeights
 from ...wire.messages.base import POLICY, new_id
 from ...wire.messages.engines import UPDATE_LIMIT_S, WeightUpdate
@@ -180,6 +180,9 @@ class WeightUpdates:
         except ProrlError as error:
             if isinstance(error, NoBackend) or "backend" in error.fields:  # it is removed
                 self._hold_no_more(model)
+            elif not isinstance(error, RequestTimeout):  # it stays
+                with suppress(ProrlError):
+                    self._service.ask(replace(update, request_id=new_id(), step="cancel"), self._service.until())
             raise
         self._hold_no_more(model)
 

@@ -98,7 +98,8 @@ class WeightUpdate(Request, frozen=True):
     An engine host replies with `EngineReady` after the step. The backend broker replies after all hosts have; from
     `begin` on it assigns no job to a backend that does not serve this version, and it cancels a `begin` if one engine
     cannot stop. The front door accepts `load`, `end` and `set`, after the backend broker has replied: batches drop
-    rollouts that are too old for the version. It accepts `remove` before the backend broker gets it.
+    rollouts that are too old for the version. It accepts `remove` before the backend broker gets it, and `cancel` after
+    the backend broker has refused that.
 
     For an adapter, a `model` other than the backend's `name`, there are only `load` and `remove`: its running
     generations end with the version that they began with, whatever the `mode`.

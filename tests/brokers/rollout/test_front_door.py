@@ -27,6 +27,7 @@ from prorl_zmq.brokers.rollout.task_catalog import TaskCatalog
 from prorl_zmq.brokers.rollout.transition_log import TransitionLog
 from prorl_zmq.brokers.rollout.write_ahead import WriteAhead
 from prorl_zmq.config import RolloutBrokerSettings
+from prorl_zmq.errors import InvalidJob
 from prorl_zmq.security.rights import ANYBODY, Sender
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.base import MAX_FRAMES, PROTOCOL_VERSION, Done, KeyRole, Refused, new_id
@@ -192,6 +193,18 @@ def test_a_model_that_waiting_prompts_or_instances_name_is_not_removed() -> None
         assert door.refusal(reply)[0] == "model_in_use"
         assert words in reply.error.message
     assert door.ask(WeightUpdate("w", "remove", 0, model="c")) == Done("w")
+
+
+def test_a_model_whose_removal_is_refused_gets_jobs_again() -> None:
+    door = Door()
+    door.catalog.list_models(["policy", "a"])
+    assert door.ask(WeightUpdate("w", "remove", 0, model="a")) == Done("w")
+    door.catalog.list_models(["policy", "a"])
+    with pytest.raises(InvalidJob, match="no backend serves the model 'a'"):
+        door.catalog.check(msgspec.structs.replace(job(), model="a"))
+    assert door.ask(WeightUpdate("w", "cancel", 0, model="a")) == Done("w")
+    door.catalog.list_models(["policy", "a"])
+    door.catalog.check(msgspec.structs.replace(job(), model="a"))
 
 
 # Hello, status --------------------------------------------------------------------------------------------------------
