@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..data.conversations import finite_reward
+from ..data.conversations import finite_reward, segments_of_own_model
 from ..data.trajectory import block_bytes
 from ..errors import (
     Cancelled,
@@ -124,6 +124,9 @@ class PhaseRunner:
         trajectory = self.rollout.episode.whole() if event.tokens else None
         if trajectory is not None and self.job.teacher and self._phase == Phase.RUN:
             event = await self._scored(event, trajectory)
+        if trajectory is not None and event.records:
+            records = trajectory.checked(event.records, segments_of_own_model(event))
+            event = msgspec.structs.replace(event, records=records)
         if self.sandbox is not None:
             if self._phase == Phase.EVAL or (isinstance(event, PhaseDone) and self._hands_on_sandbox()):
                 self._services.handoff.hold(self.sandbox)

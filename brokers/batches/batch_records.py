@@ -172,6 +172,10 @@ class BatchRecord:
         oldest = ((self.model, rollout.version), *rollout.others)
         return any(version < now.get(model, 0) - limit for model, version in oldest)
 
+    def lacks_record(self, rollout: Rollout) -> bool:
+        """Return whether a rollout with tokens lacks a record, or a row of it, that the batch's rollouts must have."""
+        return rollout.tokens > 0 and not {*self.options.complete}.issubset(rollout.records)
+
     def stale(self, now: Mapping[str, int]) -> Unusable:
         """Return the test for rollouts that are too old when `now` has the models' current versions."""
         return Unusable(lambda one: self.is_too_old(one, now), DiscardReason.STALE)

@@ -11,8 +11,8 @@ becomes a group of `group_size` jobs.
   `carry="nothing"` only the prompt is carried (see `BatchRecord.leave_prompts`).
 - **Staleness**: rollouts with tokens older than `max_staleness` weight versions of their model are dropped and
   replaced. If they were too old when they began, their engine never had the announced weights: a failure.
-- **Failures**: a job without a reward is replaced, up to `max_replacements` per group; then the group is given up. No
-  rollout is duplicated to fill a place.
+- **Failures**: a job without a reward, or without a record of `complete`, is replaced, up to `max_replacements` per
+  group; then the group is given up. No rollout is duplicated to fill a place.
 
 Of several batches, the one with the fewest jobs in flight for its weight launches next.
 
@@ -185,10 +185,15 @@ class BatchSampler:
             self._lose(group, rollout.job_id, "reward_not_finite")
             return self._take_actions()
         batch = self._batches.get(group.batch_id)
+        why = None
         if batch is not None and batch.is_too_old(rollout, group.started_with.get(rollout.job_id, {})):
-            self._waste(batch, DiscardReason.STALE, [rollout.seconds])
-            self._actions.append(Discard((rollout,), DiscardReason.STALE))
-            self._lose(group, rollout.job_id, "older_weights_than_announced")
+            why, reason = DiscardReason.STALE, "older_weights_than_announced"
+        elif batch is not None and batch.lacks_record(rollout):
+            why = reason = DiscardReason.UNRECORDED
+        if why is not None:
+            self._waste(batch, why, [rollout.seconds])
+            self._actions.append(Discard((rollout,), why))
+            self._lose(group, rollout.job_id, reason)
             return self._take_actions()
         group.rollouts[group.running.pop(rollout.job_id)] = rollout
         self._changes.group(group)
@@ -325,6 +330,7 @@ class BatchSampler:
         batch.take_over(group)
         self._changes.group(group)
         self._drop(group, batch, batch.stale(self.registry.versions))
+        self._drop(group, batch, Unusable(batch.lacks_record, DiscardReason.UNRECORDED))
         batch.put_due(group)
         if group.is_complete or not self._give_up_if_hopeless(batch, group):
             self._judge(batch, group)

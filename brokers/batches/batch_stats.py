@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .rollout_group import Rollout
 
 ADVICE = {
+    "record_dropped": "the log of the rollout broker says which records, and why",
     "no_backend": "`prorl backends list` says why no backend takes jobs",
     "older_weights_than_announced": "`prorl backends list` says which weights each engine serves: load the announced "
     "ones with `update_weights`, or say with `set_weight_version` which ones they are",
@@ -40,6 +41,8 @@ class DiscardReason(StrEnum):
     """Its client is gone."""
     LOST = "lost"
     """Its trajectory was lost with the node that stored it."""
+    UNRECORDED = "record_dropped"
+    """It lacks a record that its batch needs."""
 
 
 class _Values(msgspec.Struct, array_like=True):

@@ -27,6 +27,8 @@ class Rollout(NamedTuple):
     """The trained conversations with the group's model, each with its reward; empty: there is one, `main`."""
     others: tuple[tuple[str, int], ...] = ()
     """Other trained models, each with the oldest weight version of its tokens."""
+    records: tuple[str, ...] = ()
+    """The names of its records that have all rows."""
 
 
 @dataclass(slots=True, eq=False)

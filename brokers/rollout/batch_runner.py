@@ -24,6 +24,7 @@ from ...errors import Busy, InvalidBatch, InvalidJob, JournalFailed, ModelInUse,
 from ...metrics import catalog
 from ...wire.messages.base import new_id
 from ...wire.messages.batches import BatchClosed
+from ...wire.records import TEACHER, Recorded
 from ..batches.batch_notes import notes_of, prompt_note, read_notes, weights_note
 from ..batches.batch_records import CancelJobs, Discard, Launch, RememberedBatch, StartJobs
 from ..batches.batch_sampler import BatchSampler
@@ -154,6 +155,14 @@ class BatchRunner:
                     f"model={job.model!r}",
                     job_id=job.job_id,
                     field="model",
+                )
+            asked = {*Recorded.parse(job.record).names, *((TEACHER,) if job.teacher else ())}
+            if unasked := [name for name in batch.options.complete if name not in asked]:
+                raise InvalidJob(
+                    f"job {job.job_id} does not ask for the record {unasked[0]}, which the batch's rollouts must have: "
+                    "name it in the job's record or teacher, or leave it out of complete",
+                    job_id=job.job_id,
+                    field="record",
                 )
             if job.outside is not None:
                 raise InvalidJob(
@@ -308,11 +317,15 @@ class BatchRunner:
         if result.job_id not in self._sampler:
             self._discard(finished.session, [result.job_id])
             return
+        lacking = {one.name: "rows are missing" for one in result.records if not one.complete} | result.records_dropped
+        if lacking:
+            log.warning("job %s lacks records: %s", result.job_id, lacking)
         version = self._batches.version(result.model)
         if result.reward is not None and (oldest := self._oldest(finished, version)) is not None:
             others = _others(result.conversations) if result.conversations else ()
             seconds = _seconds(finished)
-            rollout = Rollout(result.job_id, result.reward, result.tokens, oldest, seconds, own_rewards(result), others)
+            roles, records = own_rewards(result), tuple(one.name for one in result.records if one.complete)
+            rollout = Rollout(result.job_id, result.reward, result.tokens, oldest, seconds, roles, others, records)
             for model, version_of in ((result.model, oldest), *others):
                 catalog.STALENESS.observe(max(0, self._batches.version(model) - version_of), model)
             self._enqueue(self._sampler.job_completed(rollout, now))

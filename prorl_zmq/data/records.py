@@ -15,6 +15,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import numpy as np
+from msgspec.structs import replace
 
 from ..errors import MalformedMessage
 from ..wire.messages.jobs import ArrayForm, RecordForm
@@ -131,6 +132,18 @@ class Records(Mapping[str, "NDArray[Any]"]):
 NO_RECORDS: Final = Records({})
 
 
+def needed_rows(name: str, loss_mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the tokens of a segment, or of its beginning, whose rows of a record training needs, ascending.
+
+    Experts: all before the last generated token, as input. A teacher's scores: all but the first, unless that one was
+    generated. Others: the generated tokens.
+    """
+    if name == TEACHER:
+        return np.arange(0 if loss_mask[:1].any() else 1, len(loss_mask))
+    generated = np.flatnonzero(loss_mask)
+    return np.arange(generated[-1] if len(generated) else 0) if name == EXPERTS else generated
+
+
 def read_records(block: Any, at: int, forms: Sequence[RecordForm], tokens: int) -> Records:
     """Return the records in a block (any buffer) of `tokens` tokens, from the byte `at` on, as views.
 
@@ -217,6 +230,18 @@ class RecordBuilder:
     def _columns(self, array: str, default: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of an array's rows so far; `default`: there are none."""
         return self._chunks[array][0].shape[1:] if array in self._chunks else default
+
+    def checked(
+        self, forms: Iterable[RecordForm], loss_mask: NDArray[np.bool_], segments: Sequence[tuple[int, int]]
+    ) -> tuple[RecordForm, ...]:
+        """Return the forms, each `complete` if there are all needed rows of these segments of the trajectory."""
+        runs = Records({name: _Part(np.array(runs, np.int32), {}) for name, runs in self._runs.items()})
+
+        def is_complete(name: str) -> bool:
+            needed = (start + needed_rows(name, loss_mask[start:end]) for start, end in segments)
+            return all(runs.unknown(name, tokens) is None for tokens in needed)
+
+        return tuple(replace(form, complete=is_complete(form.name)) for form in forms)
 
     def forms(self) -> tuple[RecordForm, ...]:
         return tuple(

@@ -438,12 +438,13 @@ class TrajectoryBuilder:
         """The records so far."""
         return self._records.forms() if self._records is not None else ()
 
-    def block(self, records: Sequence[RecordForm] = ()) -> NDArray[np.uint8]:
-        """Return everything in one new block, uint8 [`block_bytes(tokens, turns, records)`].
+    def checked(self, records: Sequence[RecordForm], segments: Sequence[tuple[int, int]]) -> tuple[RecordForm, ...]:
+        """Return some of the `records`, each `complete` if it has all needed rows of these segments."""
+        loss_mask = self.arrays().loss_mask
+        return self._records.checked(records, loss_mask, segments) if self._records is not None else ()
 
-        Args:
-            records: those of `records` that are included.
-        """
+    def block(self, records: Sequence[RecordForm] = ()) -> NDArray[np.uint8]:
+        """Return everything, with these of the `records`, in one new block, uint8 [`block_bytes(tokens, …)`]."""
         arrays = pack_block(self.arrays())
         if not records or self._records is None:
             return arrays

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from ..data.records import needed_rows
 from ..errors import ConfigError, InvalidJob, NotTrainable
 from ..wire.messages.base import POLICY
 from ..wire.records import EXPERTS, SAMPLING_MASK, TEACHER, Recorded, teacher_of
@@ -63,7 +64,7 @@ class Asked:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The records that each rollout must have."""
+        """The records that each rollout must have: `complete` of its batch."""
         return Recorded.parse(self.record).names + ((TEACHER,) if self.teacher else ())
 
     @property
@@ -82,25 +83,18 @@ class Asked:
         changes = {"record": self.record or job.record, "teacher": self.teacher or job.teacher}
         return msgspec.structs.replace(job, model=self.model, **changes)
 
-    def missing(self, sample: Sample) -> str:
-        """Return which record, or which row that its training needs, a sample does not have; empty: it has all."""
-        trajectory = sample.row.trajectory
-        for name in self.names:
-            if name not in trajectory.records.names:
-                why = trajectory.result.records_dropped.get(name, "it was not asked for")  # type: ignore[call-overload]
-                return f"has no record {name}: {why}"
-            if problem := _unknown(sample, name):
-                return problem
-        return ""
-
     def check(self, sample: Sample) -> None:
         """Refuse a sample without a record, or without a row that its training needs.
 
         Raises:
             NotTrainable: the message says which one; of a record that was dropped, also why.
         """
-        if problem := self.missing(sample):
-            raise _refused(sample.row.trajectory, problem)
+        trajectory = sample.row.trajectory
+        for name in self.names:
+            if name not in trajectory.records.names:
+                why = trajectory.result.records_dropped.get(name, "it was not asked for")  # type: ignore[call-overload]
+                raise _refused(trajectory, f"has no record {name}: {why}")
+            _check_rows(sample, name)
 
 
 NOTHING_ASKED = Asked()
@@ -158,20 +152,15 @@ def teacher_scores(sample: Sample) -> tuple[NDArray[np.float32], NDArray[np.int3
 
 def _unknown(sample: Sample, name: str) -> str:
     """Return which row of a record a sample's training needs and does not have; empty: it has all."""
-    records, size = sample.row.arrays.records, sample.row.prompt_tokens + sample.length
-    trained = np.flatnonzero(sample.row.arrays.loss_mask[:size])
+    loss_mask = sample.row.arrays.loss_mask[: sample.row.prompt_tokens + sample.length]
+    unknown = sample.row.arrays.records.unknown(name, needed_rows(name, loss_mask))
+    if unknown is None:
+        return ""
     if name == EXPERTS:
-        unknown = records.unknown(name, np.arange(trained[-1] if len(trained) else 0))
-        if unknown is not None:
-            unknown = int(trained[np.searchsorted(trained, unknown, "right")])
-            return f"has no experts for the prediction of its token {unknown}"
-    elif name == TEACHER:
-        unknown = records.unknown(name, np.arange(1 if sample.row.prompt_tokens else 0, size))
-        if unknown is not None:
-            return f"has no scores of its teacher for its token {unknown}"
-    elif (unknown := records.unknown(name, trained)) is not None:
-        return f"has no {name.replace('_', ' ')} of its token {unknown}"
-    return ""
+        predicted = unknown + 1 + int(np.argmax(loss_mask[unknown + 1 :]))
+        return f"has no experts for the prediction of its token {predicted}"
+    what = "scores of its teacher for" if name == TEACHER else f"{name.replace('_', ' ')} of"
+    return f"has no {what} its token {unknown}"
 
 
 def _check_rows(sample: Sample, name: str) -> None:

@@ -117,7 +117,8 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
         return RolloutFnEvalOutput(*_evaluate(args))
     size = args.n_samples_per_prompt
     asked = _asked(args)
-    options = {"keep": _keep(args), "carry": "running", "model": asked.model, **_options(args)}
+    options = {"carry": "running", "model": asked.model, "complete": asked.names}
+    options |= {"keep": _keep(args), **_options(args)}
     prompts = _prompts(args)
     prompts.next_call()
     session, number = prompts.session, args.rollout_batch_size

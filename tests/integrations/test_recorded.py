@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -81,7 +80,7 @@ def rolled_out(known: int = SIZE - 1, missing: tuple[str, ...] = (), shifted: st
         logprobs_mode="processed_logprobs",
         tokens=builder.tokens,
         turns=builder.turns,
-        records=builder.records,
+        records=builder.checked(builder.records, [(0, SIZE)]),
     )
     return Trajectory.from_frame(whole, builder.block(builder.records).tobytes())
 
@@ -244,43 +243,19 @@ def test_a_trained_token_without_a_route_is_refused(known: int) -> None:
             make()
 
 
-def test_a_rollout_with_unknown_rows_lacks_its_record_as_one_without_it() -> None:
-    experts = Asked(record=("experts",))
-    assert experts.missing(sample_of(rolled_out())) == ""
-    assert experts.missing(sample_of(rolled_out(known=5))) == "has no experts for the prediction of its token 8"
-    assert experts.missing(sample_of(rolled_out(known=5), 3)) == "", "the tokens that are trained on have all rows"
-    assert Asked(teacher="teacher").missing(sample_of(rolled_out())) == ""
-    assert experts.missing(sample_of(rolled_out(missing=("experts",)))).startswith("has no record experts: ")
-
-
-def test_a_teacher_that_is_away_for_a_batch_ends_no_distillation(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("trl", reason="of the extra [trl]")
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    from prorl_zmq.integrations.trl import DistillationWorker
-    from prorl_zmq.integrations.trl.async_grpo import EMPTY_BATCHES
-
-    args = SimpleNamespace(
-        per_device_train_batch_size=1,
-        gradient_accumulation_steps=1,
-        world_size=1,
-        max_staleness=4,
-        max_completion_length=64,
-        teacher_top_k=TOP,
-        teacher_temperature=1.0,
-        temperature=1.0,
-        top_p=1.0,
-        top_k=0,
-        min_p=None,
-        repetition_penalty=1.0,
-    )
-    worker = DistillationWorker([{"task": "math", "instance": {"problem": "1?", "ground_truth": "1"}}], args)
-    lost = batch(missing=("teacher",), records_dropped={"teacher": "no_backend: it is away"})
-    session: Any = SimpleNamespace(stopped=threading.Event(), groups=lambda *_, **__: lost, report=None)
-    worker._session = session
-    for _ in range(EMPTY_BATCHES - 1):
-        worker._fill()
-    with pytest.raises(NotTrainable, match=r"10 batches in a row .*: job x has no record teacher: no_backend: it is"):
-        worker._fill()
+@pytest.mark.parametrize("known", [GENERATED[-1] - 1, GENERATED[-1]])
+def test_the_service_says_of_each_record_whether_no_trainer_refuses_it(known: int) -> None:
+    whole = rolled_out(known=known)
+    complete = {form.name: form.complete for form in whole.result.records}
+    assert complete == {"teacher": True, "sampling_mask": True, "experts": known == GENERATED[-1]}
+    for name, is_complete in complete.items():
+        asked = Asked(teacher="teacher") if name == "teacher" else Asked(record=(name,))
+        if is_complete:
+            asked.check(sample_of(whole))
+        else:
+            with pytest.raises(NotTrainable, match="has no experts for the prediction of its token 8"):
+                asked.check(sample_of(whole))
+            asked.check(sample_of(whole, 3))  # whose trained tokens have all rows
 
 
 @pytest.mark.parametrize("name", ["experts", "sampling_mask", "teacher"])

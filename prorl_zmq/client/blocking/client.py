@@ -325,6 +325,7 @@ class RolloutClient(WeightUpdates):
         batch_id: str | None = None,
         timeout_s: float | None = None,
         model: str = POLICY,
+        complete: Sequence[str] = (),
     ) -> Batch:
         """Request groups of rollouts as soon as possible: DAPO's dynamic sampling (arXiv 2503.14476, section 3.2).
 
@@ -341,8 +342,8 @@ class RolloutClient(WeightUpdates):
             weight: its share of the slots, relative to other batches.
             max_staleness: most weight versions that a rollout's oldest token may be behind the current one; older
                 rollouts are dropped, counted, and replaced. None: any number.
-            max_replacements: most jobs of a group that may end without a reward and be replaced; beyond it the group is
-                given up, and `report.given_up` says why.
+            max_replacements: most jobs of a group that may end without a reward, or without a record of `complete`, and
+                be replaced; beyond it the group is given up, and `report.given_up` says why.
             stop_early: cancel the running jobs of a group that can no longer be kept.
             adopt: start with what earlier batches of this session carried over; False (as for an evaluation): without
                 it.
@@ -352,6 +353,9 @@ class RolloutClient(WeightUpdates):
             batch_id: its name, by which another client of this session can continue it; None: a new name.
             timeout_s: longest wait in seconds until it is open; None: the client's `timeout_s`.
             model: the `model` of its jobs.
+            complete: records that each rollout must have with all rows that training needs, such as `("experts",
+                "teacher")`; each job must ask for them. A rollout without one is replaced, with the reason
+                `record_dropped`.
 
         Raises:
             InvalidBatch: an option (`field`) is invalid, or another batch has this name.
@@ -371,6 +375,7 @@ class RolloutClient(WeightUpdates):
             max_given_up=max_given_up,
             lease_s=lease_s,
             model=model,
+            complete=tuple(complete),
         )
         until = self._service.until(timeout_s)
         name = batch_id if batch_id is not None else new_id()

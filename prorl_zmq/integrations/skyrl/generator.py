@@ -178,7 +178,8 @@ class Generator:
         spare = self._spare if phase == "train" else None
         more = None if spare is None else lambda: prompt_of(spare())
         session = TrainerSession(self._connect, self._away_s)
-        groups = await _in_thread(session, lambda: session.fill(jobs, size, more, **self._options))
+        options = {**self._options, "complete": asked.names}
+        groups = await _in_thread(session, lambda: session.fill(jobs, size, more, **options))
         if spare is not None:
             line = self.curve.add([reward for group in groups for reward in group.rewards.tolist()])
             print(f"batch {len(self.curve.means)}: {line}", flush=True)

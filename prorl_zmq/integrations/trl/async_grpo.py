@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from ..session import TooLong
 
 NO_SPREAD = 1e-8
-EMPTY_BATCHES = 10
-"""After so many batches in a row without any sample, since records are missing, the worker fails."""
 
 
 class RolloutWorker:
@@ -107,10 +105,6 @@ class RolloutWorker:
         self._options = {"max_staleness": args.max_staleness, "model": model, **(batch_options or {})}
         self._session = TrainerSession(connect, away_s=inf)
         self._group_ids = count()
-        self._lacking = ""
-        """Why a sample of this batch has not all records; empty: each has."""
-        self._empty_batches = 0
-        """Batches without a sample since the last one with any."""
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._rewards: deque[float] = deque()
@@ -163,26 +157,17 @@ class RolloutWorker:
             self._last_s = time.monotonic()
         size = self._size
         put: list[int] = []
-        self._lacking = ""
+        options = {**self._options, "complete": self._asked.names}
         began = time.monotonic()
         wanted = self._samples_per_step // size
-        for group in self._session.groups(lambda: (wanted - len(put), self._jobs()), size, **self._options):
+        for group in self._session.groups(lambda: (wanted - len(put), self._jobs()), size, **options):
             put.append(sum(self._put(role) for role in group.split(group.model)))  # noqa: PERF401 - `wanted` is asked meanwhile
-        if any(put):
-            self._empty_batches = 0
-        elif put:
-            self._note_empty_batch()
+        if put and not any(put):
+            most = self._args.max_completion_length
+            raise NotTrainable(f"all rollouts of a batch have more than max_completion_length = {most} tokens")
         report = self._session.report
         given_up = float(len(report.given_up)) if report is not None else 0.0
         self.metrics_queue.put({"rollouts/batch_s": time.monotonic() - began, "rollouts/given_up_total": given_up})
-
-    def _note_empty_batch(self) -> None:
-        if not self._lacking:
-            most = self._args.max_completion_length
-            raise NotTrainable(f"all rollouts of a batch have more than max_completion_length = {most} tokens")
-        self._empty_batches += 1
-        if self._empty_batches >= EMPTY_BATCHES:
-            raise NotTrainable(f"no rollout of {EMPTY_BATCHES} batches in a row has all records: {self._lacking}")
 
     def _jobs(self) -> Iterator[Job]:
         while True:
@@ -192,18 +177,13 @@ class RolloutWorker:
     def _put(self, group: Group) -> int:
         """Pass a group's samples to the trainer; return how many were not dropped."""
         samples = [Sample.of(row, self._args.max_completion_length, self._too_long) for row in rows_of([group])]
-        short = [sample for sample in samples if sample.length]
-        problems = [self._asked.missing(sample) for sample in short]
-        kept = [sample for sample, problem in zip(short, problems, strict=True) if not problem]
+        kept = [sample for sample in samples if sample.length]
         for sample, given in zip(kept, self._given(group, kept), strict=True):
             self._rewards.append(sample.row.reward)
             self.rollout_buffer.put(given)
             self._last_s = time.monotonic()
-        if dropped := len(samples) - len(short):
+        if dropped := len(samples) - len(kept):
             self.metrics_queue.put({"rollouts/dropped_total": float(dropped)})
-        if lacking := [problem for problem in problems if problem]:
-            self._lacking = f"job {group.trajectories[0].job_id} {lacking[0]}"
-            self.metrics_queue.put({"rollouts/unrecorded_total": float(len(lacking))})
         return len(kept)
 
     def _given(self, group: Group, samples: Sequence[Sample]) -> list[Any]:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class DistillationWorker(RolloutWorker):
     """Continuously rolls out prompts, scored by a model of the service; pass it as `rollout_worker`.
 
-    The teacher takes the place of TRL's `teacher_server_urls`. Each segment of a rollout is a sample; one without its
-    teacher's scores is dropped, and counted as `rollouts/unrecorded_total`.
+    The teacher takes the place of TRL's `teacher_server_urls`. Each segment of a rollout is a sample. The service
+    replaces a rollout that its teacher did not score.
 
     Args:
         rows: the data set, such as a `datasets.Dataset`; prompts are drawn at random.

@@ -100,8 +100,8 @@ class DynamicReplayBuffer(ServiceReplayBuffer):
         manager = self.manager
         self._session = self._session or manager.session()
         staleness = None if self.max_off_policy_threshold is None else self.max_off_policy_threshold - 1
-        options = {"keep": manager.options.keep, "max_staleness": staleness, "model": manager.asked.model}
-        options |= manager.options.batch
+        options = {"keep": manager.options.keep, "max_staleness": staleness}
+        options |= {"model": manager.asked.model, "complete": manager.asked.names, **manager.options.batch}
         came = 0
         self._drawn = []
 

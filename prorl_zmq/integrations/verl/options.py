@@ -65,8 +65,8 @@ class RolloutOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     too_long: TooLong = "drop"
     """What happens to a row of more than `prompt_length + response_length` tokens."""
     record: tuple[str, ...] = ()
-    """Records that each rollout must have, of those that verl takes: `experts` (`actor.router_replay.mode: R3`). A
-    rollout without one is dropped, and counted as `rollouts/unrecorded_total`."""
+    """Records that each rollout must have, of those that verl takes: `experts` (`actor.router_replay.mode: R3`). The
+    service replaces a rollout without one."""
     keep: str = "all"
     """Which groups are trained on: `all` of verl's requested prompts, or the groups of `open_batch(keep=…)`, such as
     `informative`, of as many prompts as needed."""

@@ -213,16 +213,11 @@ class RolloutManager(Counts):
         for row in rows_of([role]):
             most = self._most_tokens - row.prompt_tokens if training else None
             sample = Sample.of(row, most, self.options.too_long)
-            if training and sample.length and (problem := self.asked.missing(sample)):
-                log.warning("job %s %s", row.trajectory.job_id, problem)
-                counts["unrecorded"] += 1
-                continue
             counts["dropped" if not sample.length else "truncated" if sample.is_cut else "rows"] += 1
             if sample.length:
                 found.append(sample)
         if len({sample.row.place for sample in found}) < least:
-            unrecorded = counts["unrecorded"]
-            return [], Counter(dropped=counts.total() - unrecorded, unrecorded=unrecorded)
+            return [], Counter(dropped=counts.total())
         return found, counts
 
     def _note(self, prompt: Prompt, counts: Counter[str], is_trainable: bool) -> None:
@@ -231,12 +226,9 @@ class RolloutManager(Counts):
         with self._lock:
             self._untrainable = untrainable = 0 if is_trainable else self._untrainable + 1
         if not is_trainable:
-            words = "of prompt %s too few rollouts have at most %d tokens and all records"
-            log.warning(words, prompt.uid, self._most_tokens)
+            log.warning("of prompt %s too few rollouts have at most %d tokens", prompt.uid, self._most_tokens)
         if untrainable >= GIVEN_UP:
-            raise NotTrainable(
-                f"of the last {untrainable} groups each has too few rollouts that are short enough and have all records"
-            )
+            raise NotTrainable(f"of the last {untrainable} groups each has too few rollouts that are short enough")
 
     def _run(self, session: TrainerSession, asked: dict[str, tuple[Prompt, Job]], size: int) -> None:
         try:
@@ -265,7 +257,8 @@ class RolloutManager(Counts):
                 self._end(prompt, "failure")
 
         options = {**self.options.batch, "keep": "all", "carry": "nothing", "adopt": False, "max_given_up": NEVER}
-        options["model"] = self.asked.model
+        asks = any(prompt.partition == "train" for prompt, _ in asked.values())
+        options |= {"model": self.asked.model, "complete": self.asked.names if asks else ()}
         came = False
         for group in session.groups(lambda: (len(asked), [job for _, job in asked.values()]), size, **options):
             came = True

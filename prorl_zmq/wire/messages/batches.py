@@ -23,6 +23,7 @@ from .base import (
     Seconds,
     ShortText,
 )
+from .jobs import RecordName
 
 
 class GroupFilter(Part, frozen=True):
@@ -56,7 +57,7 @@ class BatchOptions(Part, frozen=True, kw_only=True):
     max_staleness: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     """Most weight versions that a rollout's oldest token may be behind the current one; None: any number."""
     max_replacements: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 4
-    """Most jobs of a group that may end without a reward and be replaced."""
+    """Most jobs of a group that may fail and be replaced."""
     stop_early: bool = True
     """Cancel the running jobs of a group that can no longer be kept."""
     adopt: bool = True
@@ -67,6 +68,8 @@ class BatchOptions(Part, frozen=True, kw_only=True):
     """How long its session may be silent before its batches' jobs are stopped."""
     model: ModelName = POLICY
     """The model of its jobs; it adopts only what batches of the same model carried over."""
+    complete: Annotated[tuple[RecordName, ...], Meta(max_length=4)] = ()
+    """The records that each rollout must have, with all rows; one without them is replaced as a failed job."""
 
 
 class OpenBatch(Request, frozen=True):
@@ -157,7 +160,7 @@ class GivenUpGroup(Part, frozen=True):
 
     prompt_id: JobIdentifier
     failures: dict[ShortText, int]
-    """Jobs that ended without a reward, by reason."""
+    """Jobs that failed, by reason."""
 
 
 class BatchReport(Part, frozen=True, kw_only=True):
@@ -167,7 +170,7 @@ class BatchReport(Part, frozen=True, kw_only=True):
     """Jobs started for it."""
     completed: int = 0
     failed: int = 0
-    """Jobs that ended without a reward; they were replaced if allowed."""
+    """Jobs that ended without a reward, or without a record of `complete`; they were replaced if allowed."""
     adopted: int = 0
     """Jobs of earlier batches, running or ended, that it adopted."""
     carried: int = 0
@@ -218,7 +221,7 @@ class BatchStatus(Part, frozen=True, kw_only=True):
     dropped: int = 0
     """Whole groups that were not kept."""
     failed: int = 0
-    """Jobs that ended without a reward."""
+    """Jobs that ended without a reward, or without a record of `complete`."""
     failures: dict[ShortText, int] = {}
     """Their most frequent reasons."""
     given_up: int = 0

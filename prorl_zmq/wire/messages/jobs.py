@@ -346,6 +346,8 @@ class RecordForm(Part, frozen=True, array_like=True):
     runs: Annotated[int, Meta(ge=0, le=2**31 - 1)]
     """How many ranges of tokens its rows are of."""
     arrays: Annotated[tuple[ArrayForm, ...], Meta(min_length=1, max_length=4)]
+    complete: bool = True
+    """Whether all rows are there that training on the job's own model needs (see `data.records.needed_rows`)."""
 
 
 RecordForms = Annotated[tuple[RecordForm, ...], Meta(max_length=4)]

@@ -24,7 +24,7 @@ from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.batches import BatchOptions
 
 JOB = Job(task="math", instance={"problem": "1 + 1"}, job_id="prompt")
-ROLLOUT = Rollout("key.1.0", 1.0, 10, 2, 3.0, (("white", 1.0), ("black", -1.0)))
+ROLLOUT = Rollout("key.1.0", 1.0, 10, 2, 3.0, (("white", 1.0), ("black", -1.0)), records=("experts",))
 
 
 def notes() -> dict[str, bytes]:

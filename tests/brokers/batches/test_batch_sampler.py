@@ -68,11 +68,11 @@ class Trainer:
         started = self.note(self.sampler.launch(lambda _: next(left, False), self.now))
         return [action.prompt for action in started if isinstance(action, Launch)]
 
-    def complete(self, *rewards: float, version: int = 0) -> list[SamplerAction]:
+    def complete(self, *rewards: float, version: int = 0, records: tuple[str, ...] = ()) -> list[SamplerAction]:
         """Jobs end in the order in which they were started."""
         done: list[SamplerAction] = []
         for reward in rewards:
-            rollout = Rollout(self.running.pop(0), reward, 10, version, 1.0)
+            rollout = Rollout(self.running.pop(0), reward, 10, version, 1.0, records=records)
             done += self.note(self.sampler.job_completed(rollout, self.now))
         return done
 
@@ -348,6 +348,38 @@ def test_a_batch_whose_engines_never_have_the_announced_weights_fails_and_says_w
 
 
 # Failures -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_rollout_without_a_record_of_its_batch_is_a_failure(trainer: Trainer) -> None:
+    batch = trainer.open(complete=("experts", "teacher"), max_replacements=2)
+    trainer.feed(batch, "p")
+    trainer.launch(2)
+    (discard,) = trainer.complete(0.0, records=("experts",))
+    assert isinstance(discard, Discard)
+    assert discard.why == DiscardReason.UNRECORDED
+    assert trainer.complete(1.0, records=("teacher", "experts", "top_logprobs")) == []
+    trainer.launch(1)
+    assert kinds(trainer.complete(0.0, records=("experts", "teacher")))[0] == "Deliver"
+    status = trainer.sampler.registry.batch(batch).status()
+    assert (status.state, status.failed, status.failures) == ("met", 1, {"record_dropped": 1})
+    report = trainer.sampler.registry.batch(batch).stats.report()
+    assert (report.completed, report.wasted) == (2, {"record_dropped": 1})
+
+
+def test_carried_rollouts_without_a_record_of_the_next_batch_are_replaced(trainer: Trainer) -> None:
+    batch = trainer.open(target=2)
+    trainer.feed(batch, "p")
+    trainer.launch(2)
+    trainer.complete(0.0)
+    trainer.note(trainer.sampler.close(batch, 0.0))
+    trainer.complete(1.0, records=("experts",))
+    before = len(trainer.actions)
+    batch = trainer.open(complete=("experts",))
+    (discard,) = trainer.actions[before:]
+    assert isinstance(discard, Discard)
+    assert [rollout.reward for rollout in discard.rollouts] == [0.0]
+    trainer.launch(1)
+    assert kinds(trainer.complete(0.0, records=("experts",)))[0] == "Deliver"
 
 
 def test_a_job_that_fails_is_replaced_up_to_a_limit(trainer: Trainer) -> None:
