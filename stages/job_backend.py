@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..data.scores import joined_scores
-from ..errors import EngineFailed, InvalidJob
+from ..errors import Busy, EngineFailed, InvalidJob
 from ..inference.chat.loading import same_vocabulary
 from ..inference.engine import Wanted
 from ..metrics.catalog import GENERATE_SECONDS
@@ -209,8 +209,12 @@ class JobBackend:
 
     async def _score_segment(self, token_ids: NDArray[np.int32], top: int) -> Scores:
         async def score(backend: Backend) -> Scores:
-            # Texts may wait at the engine for long: the phase's limit counts.
-            return await self._engines.score(backend, self._job.job_id, token_ids, top, self._clock.limit_s)
+            # Texts may wait at the engine, and before it, for long: the phase's limit counts.
+            while True:
+                try:
+                    return await self._engines.score(backend, self._job.job_id, token_ids, top, self._clock.limit_s)
+                except Busy as error:
+                    await asyncio.sleep(error.fields["retry_after_s"])
 
         try:
             return await self._answered(score)

@@ -105,7 +105,7 @@ BUDGET = {
     "inference": 2750,
     "inference.chat": 2700,
     "inference.embedded": 250,
-    "inference.hosting": 1550,
+    "inference.hosting": 1600,
     "inference.http": 2400,
     "inference.tool_calls": 1600,
     "inference.vllm": 1100,

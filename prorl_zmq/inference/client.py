@@ -21,7 +21,7 @@ import numpy as np
 import zmq
 
 from ..data.scores import Scores
-from ..errors import Closed, EngineFailed, MalformedMessage, ProrlError, from_info
+from ..errors import Busy, Closed, EngineFailed, MalformedMessage, ProrlError, from_info
 from ..security.request_connection import AsyncRequestConnection
 from ..system.traces import current_traceparent, span
 from ..wire import codec
@@ -133,6 +133,7 @@ class EngineClient:
 
         Raises:
             EngineFailed, Closed: as `generate`.
+            Busy: more texts wait there than may; ask again after `retry_after_s`.
         """
         request = Score(new_id(), job_id=job_id, top=top, life=backend.life)
         with span(f"score {backend.model}", {"prorl.backend": backend.backend_id}, kind="client"):
@@ -218,10 +219,10 @@ class EngineClient:
 
 @contextmanager
 def _named(backend: Backend) -> Iterator[None]:
-    """Raise a failure of a request as one of its backend."""
+    """Raise a failure of a request as one of its backend, which is no failure if it has too much to do."""
     try:
         yield
-    except Closed:
+    except (Busy, Closed):
         raise
     except ProrlError as error:
         name, kinds = backend.backend_id, {kind: bool(error.fields.get(kind)) for kind in ("unreachable", "refused")}

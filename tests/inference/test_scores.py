@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from prorl_zmq.data.scores import Scores, first_scores, joined_scores, scores_in_rows, scores_of_rows
-from prorl_zmq.errors import EngineFailed
+from prorl_zmq.errors import Busy, EngineFailed
 from prorl_zmq.inference.embedded.embedded_engine import SCORED_TOKENS, EmbeddedEngine
 from prorl_zmq.inference.engine import checked_scores
 from prorl_zmq.inference.hosting import score_queue
@@ -320,6 +320,19 @@ def test_aborted_and_closed_requests() -> None:
         assert one.answers == []
 
     asyncio.run(test())
+
+
+def test_a_full_queue_is_busy(in_world: InWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(score_queue, "WAITING_LIMIT", 0)
+
+    async def test(world: Any) -> None:
+        with pytest.raises(Busy, match="0 texts wait to be scored here, which is the limit") as full:
+            await world.client.score(world.backend, "job", text(5), 2, 30.0)
+        assert full.value.fields == {"retry_after_s": score_queue.RETRY_S}
+        monkeypatch.setattr(score_queue, "WAITING_LIMIT", 1)
+        assert len((await world.client.score(world.backend, "job", text(5), 2, 30.0)).logprobs) == 5
+
+    in_world(test)
 
 
 def test_generations_go_on_beside_scoring(in_world: InWorld) -> None:

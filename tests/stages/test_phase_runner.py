@@ -12,7 +12,7 @@ import pytest
 
 from prorl_zmq.data.scores import Scores
 from prorl_zmq.data.trajectory import Role, TrajectoryBuilder
-from prorl_zmq.errors import EngineFailed, ErrorInfo, GraderFailed, HandlerFailed, SandboxLimitExceeded
+from prorl_zmq.errors import Busy, EngineFailed, ErrorInfo, GraderFailed, HandlerFailed, SandboxLimitExceeded
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.stages.episode import ConversationRecord, Episode
 from prorl_zmq.stages.grading.grader_pool import GraderPool
@@ -379,6 +379,33 @@ def test_segments_that_were_scored_before_new_weights_are_scored_again() -> None
     scores = asyncio.run(main())
     assert asked == [[0, 1], [2, 3], [4, 5], [0, 1], [2, 3]]
     assert (scores.weight_version, scores.logprobs.tolist()) == (2, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0])
+
+
+def test_an_engine_whose_queue_of_texts_is_full_has_not_failed() -> None:
+    asked = []
+
+    class Backends(Reports):
+        def note_served(self, _job_id: str, _attempt: int, _model: str) -> None:
+            pass
+
+    class Engines:
+        async def score(self, backend: Backend, _job_id: str, text: Any, top: int, _limit_s: float) -> Scores:
+            asked.append(backend.backend_id)
+            if len(asked) < 10:  # more often than a job may move
+                raise Busy("4096 texts wait", retry_after_s=0.0)
+            none = np.zeros((len(text), top), np.float32)
+            return Scores(text.astype(np.float32), none.astype(np.int32), none, 0)
+
+    async def main() -> list[str]:
+        backends: Any = Backends()
+        engines: Any = Engines()
+        held = JobBackend(Job(task="scripted", instance={}, job_id="j"), 1, backends, engines, PhaseClock(60.0))
+        held.current = Backend(backend_id="full", endpoint="ipc://full", scores=True)
+        await held.score(np.arange(3, dtype=np.int32), (), 0, held.current.chat)
+        return backends.failed
+
+    assert asyncio.run(main()) == []
+    assert asked == ["full"] * 10
 
 
 def test_a_conversation_left_under_way_ends_with_run() -> None:

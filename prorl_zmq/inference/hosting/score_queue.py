@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from ...errors import EngineFailed, MalformedMessage
+from ...errors import Busy, EngineFailed, MalformedMessage
 from ...system.logs import about_job
 from ...wire.messages.engines import Scored
 from ..engine import checked_scores
@@ -38,6 +38,8 @@ QUIET_S = 1.0
 """Seconds after the last generation for which others are expected: turns of rollouts end together, or call a tool."""
 WAITING_LIMIT = 4096
 """Most requests that wait."""
+RETRY_S = 2.0
+"""After how many seconds a request beyond them may be repeated."""
 
 log = logging.getLogger("prorl.engine")
 
@@ -82,7 +84,8 @@ class ScoreQueue:
         """Score a text, now or later; a repeated request gets the answer of the first.
 
         Raises:
-            EngineFailed: the engine cannot score, or too many requests wait.
+            EngineFailed: the engine cannot score.
+            Busy: too many requests wait.
         """
         if not self._engine.description.scores:
             raise EngineFailed(f"the engine of {self._engine.description.model} cannot score texts", refused=True)
@@ -91,7 +94,7 @@ class ScoreQueue:
             asked.envelope = envelope
             return
         if len(self._waiting) >= WAITING_LIMIT:
-            raise EngineFailed(f"{WAITING_LIMIT} texts wait to be scored here", unreachable=True)
+            raise Busy(f"{WAITING_LIMIT} texts wait to be scored here, which is the limit", retry_after_s=RETRY_S)
         asked = self._asked[request.request_id] = _Asked(request, token_ids, envelope)
         self._waiting.append(asked)
         self.begin_next()
