@@ -186,7 +186,7 @@ class WeightsPublisher:
             ConfigError: with `lora`, the module is no `PeftModel`, or `lora_config` is missing.
             InvalidWeights: their names or shapes are not the served model's, or they hold values that are not finite,
                 or the adapter is no plain LoRA of linear layers; no engine has seen them. Or an engine refused them.
-            ProrlError: as `RolloutClient.update_weights`; the folder stays.
+            ProrlError: as `RolloutClient.update_weights`, at once if no engine will ever take them; the folder stays.
             OSError: the folder cannot be written.
         """
         if self._lora:
@@ -280,7 +280,7 @@ class WeightsPublisher:
                     log.warning("%s; the others serve the weights %d", error.message, weight_version)
                 break
             except (NoBackend, EngineFailed, RequestTimeout) as error:
-                if left_s < RETRY_S:
+                if left_s < RETRY_S or error.fields.get("final"):
                     raise
                 log.warning("%s; again in a second", error.message)
                 time.sleep(RETRY_S)

@@ -118,12 +118,13 @@ class AdapterModels:
             return known
         base = request.base or known or (bases[0] if len(bases) == 1 else "")
         if not base:
-            raise NoBackend(f"the adapter {model} could be of {' or '.join(bases)}: name its base")
+            raise NoBackend(f"the adapter {model} could be of {' or '.join(bases)}: name its base", final=True)
         if known and base != known:
-            raise NoBackend(f"{model} is an adapter of {known}, not of {base}; remove the model first")
+            raise NoBackend(f"{model} is an adapter of {known}, not of {base}; remove the model first", final=True)
         if base not in bases:
             others = f"those of {', '.join(bases)} do" if bases else "none does"
-            raise NoBackend(f"no backend of the model {base} takes adapters; {others}")
+            may_come = base in own and all(one.name != base for one in backends)
+            raise NoBackend(f"no backend of the model {base} takes adapters; {others}", final=not may_come)
         return base
 
 

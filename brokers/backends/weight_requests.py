@@ -273,9 +273,10 @@ class WeightRequests:
             advice = "`prorl backends remove ID` removes one" if not request.base else "give the adapter another name"
             raise MalformedMessage(f"{model} is a model of backends, not an adapter; {advice}", field="$.model")
         if not self._heap.trained(model):
+            frozen = model in self._heap.models()
             there_are = f"no backend serves the model {model} now"
-            missing = f"all backends of the model {model} are frozen" if model in self._heap.models() else there_are
-            raise NoBackend(f"{missing}, so none has taken the weights; see `prorl backends list`")
+            missing = f"all backends of the model {model} are frozen" if frozen else there_are
+            raise NoBackend(f"{missing}, so none has taken the weights; see `prorl backends list`", final=frozen)
         return ""
 
     def _prepare(self, request: WeightUpdate, now: float) -> None:

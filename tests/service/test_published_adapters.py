@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import pytest
 from support.adapters import PeftReference, peft_model
 from support.later import Later
 
-from prorl_zmq.errors import ConfigError, EngineFailed, InvalidWeights
+from prorl_zmq.errors import ConfigError, EngineFailed, InvalidWeights, NoBackend
 from prorl_zmq.examples.trainers.shared.make_model import make
 from prorl_zmq.inference.adapters import CONFIG, WEIGHTS
 
@@ -112,6 +113,22 @@ def test_wrong_arguments_and_numbers_are_refused(base: Path, tmp_path: Path) -> 
     client: Any = SimpleNamespace()
     with pytest.raises(ConfigError, match="only an adapter"):
         weights_publisher.WeightsPublisher(client, base, tmp_path / "other", base="qwen")
+
+
+def test_what_waiting_cannot_mend_is_raised_at_once(base: Path, tmp_path: Path) -> None:
+    tries: list[int] = []
+
+    def update_weights(_: Path, version: int, **__: Any) -> None:
+        tries.append(version)
+        raise NoBackend("the adapter a could be of p or q: name its base", final=True)
+
+    client: Any = SimpleNamespace(update_weights=update_weights, backends=SimpleNamespace(list=list))
+    with weights_publisher.WeightsPublisher(client, base, tmp_path / "w", model="a", lora=True) as publisher:
+        began = time.monotonic()
+        with pytest.raises(NoBackend, match="name its base"):
+            publisher.publish(trained(base), 2)
+        assert time.monotonic() - began < 60
+    assert tries == [2]
 
 
 def test_an_engine_that_fails_while_another_has_the_adapter_stops_nothing(base: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from prorl_zmq.brokers.backends.request_handler import BackendRequestHandler
-from prorl_zmq.errors import EngineFailed, InvalidWeights, ProrlError
+from prorl_zmq.errors import EngineFailed, InvalidWeights, ProrlError, from_info
 from prorl_zmq.stages.held_assignments import HeldAssignments
 from prorl_zmq.wire.messages.backends import (
     AddBackend,
@@ -484,6 +484,21 @@ def test_what_cannot_be_is_refused_by_name(request_: WeightUpdate, code: str, me
     assert found[0] == code
     assert message in found[1]
     assert (p.adapters, q.adapters) == ({"a": (1,)}, {})
+
+
+def test_a_refusal_says_whether_a_trainer_may_wait() -> None:
+    def is_final(service: Service, **changes: Any) -> bool:
+        error = service.ask(WeightUpdate("r", "load", 1, "/1", **changes)).error
+        return bool(from_info(error).fields.get("final"))
+
+    service = Service(Host("p1", base="p"), Host("q1", base="q"), Host("r1", base="r", slots=0))
+    service.publish("a", 1, base="p")
+    for base in ("", "z", "r"):
+        assert is_final(service, model="c", base=base)
+    assert is_final(service, model="a", base="q")
+    assert is_final(Service(Host("p1", base="p", slots=0, frozen=True)), model="p")
+    none = Service(Host("x", slots=0))
+    assert not is_final(none, model="a"), "engines with slots may come"
 
 
 def test_without_slots_an_unknown_model_is_refused_with_those_there_are() -> None:
