@@ -121,7 +121,10 @@ class NodeService:
         """Return the nodes that are there with slots for all stages."""
         with self.client() as client:
             stages = client.status().stages
-        there = [{one.node for one in stages if one.role == role and one.slots} for role in Phase]
+        there = [
+            {one.node for one in stages if one.role == role and one.slots}
+            for role in (Phase.INIT, Phase.RUN, Phase.EVAL)
+        ]
         return set.intersection(*there)
 
     def wait_nodes(self, count: int) -> None:

@@ -140,6 +140,9 @@ class StageSettings(Section, frozen=True):
     """Jobs that one process works on at a time."""
 
 
+STAGES = (StageSettings(Phase.INIT), StageSettings(Phase.RUN), StageSettings(Phase.EVAL))
+
+
 class LoraSlots(Section, frozen=True):
     """`lora` of `[[backends]]`: the adapters that an engine takes, as models of their own."""
 
@@ -287,8 +290,7 @@ class SandboxSettings(Section, frozen=True):
     """The root filesystem of sandboxes whose task names none: a directory, or a SIF file (kind `apptainer`, which
     needs one). Empty: the host's /usr, or for `process` the host itself."""
     image_folders: tuple[str, ...] = ()
-    """Folders below which jobs may name images by their paths or names, beside that of `prorl image build`. Who submits
-    jobs sees all that is in them."""
+    """Folders below which jobs may name images, beside that of `prorl image build`. Jobs see all that is in them."""
 
 
 class GatewaySettings(Section, frozen=True):
@@ -350,17 +352,17 @@ class Topology(Section, frozen=True):
     security: SecuritySettings = SecuritySettings()
     rollout_broker: RolloutBrokerSettings = RolloutBrokerSettings()
     backend_broker: BackendBrokerSettings = BackendBrokerSettings()
-    stage: tuple[StageSettings, ...] = (
-        StageSettings(Phase.INIT),
-        StageSettings(Phase.RUN),
-        StageSettings(Phase.EVAL),
-    )
+    stage: tuple[StageSettings, ...] = STAGES
     backends: tuple[BackendSettings, ...] = (BackendSettings(),)
     sandbox: SandboxSettings = SandboxSettings()
     gateway: GatewaySettings = GatewaySettings()
     dashboard: DashboardSettings = DashboardSettings()
     metrics: MetricsSettings = MetricsSettings()
     mcp: tuple[McpSettings, ...] = ()
+
+    def __post_init__(self) -> None:  # a model besides the policy may be a teacher
+        if self.stage is STAGES and any(one.name != POLICY for one in self.backends):
+            msgspec.structs.force_setattr(self, "stage", (*STAGES, StageSettings(Phase.SCORE, slots=64)))
 
     @property
     def run_dir(self) -> Path:

@@ -6,6 +6,7 @@ Assignments last while `keep_alive` is called. Requests without an answer are re
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ from ..wire.sockets import CONTROL_FRAME_BYTES
 from .held_assignments import HeldAssignments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import zmq
 
@@ -41,6 +42,8 @@ RESEND_S = 5.0
 """Resend a request for an assignment after this many seconds without an answer: the broker may have restarted."""
 REPLY_SLACK_S = 5.0
 """Seconds beyond the job's own wait limit within which the broker's answer may come."""
+LISTED_S = 30.0
+"""Seconds for which a list of backends counts, where only their vocabulary matters."""
 LIST_S = 15.0
 """How long the broker may take to list its backends."""
 PROBLEM_LIMIT = 1000
@@ -70,6 +73,8 @@ class BackendClient:
         self._wait_longer: dict[str, Callable[[], None]] = {}
         """For each request without a reply: handles `WaitLonger`."""
         self._held = HeldAssignments(owner)
+        self._of_model: dict[str, tuple[float, Sequence[Backend]]] = {}
+        """For each teacher: when the broker listed its backends, and these."""
 
     def connect(self, endpoint: str) -> None:
         """Connect to the broker's current endpoint if it changed, and resend requests without an answer there."""
@@ -119,6 +124,21 @@ class BackendClient:
         Raises:
             NoBackend: the broker did not answer.
         """
+        return {one.chat.tokenizer for one in await self._listed()}
+
+    async def of_model(self, model: str) -> Sequence[Backend]:
+        """Return a backend of a model for each of its chat formats, as listed at most `LISTED_S` ago.
+
+        Raises:
+            NoBackend: the broker did not answer.
+        """
+        at, found = self._of_model.get(model, (-math.inf, ()))
+        if time.monotonic() > at + LISTED_S or not found:
+            found = tuple({one.chat: one for one in await self._listed() if one.name == model}.values())
+            self._of_model[model] = (time.monotonic(), found)
+        return found
+
+    async def _listed(self) -> list[Backend]:
         try:
             frames = await self._connection.ask_frames(ListBackends(new_id()), time.monotonic() + LIST_S)
         except Closed:
@@ -128,7 +148,7 @@ class BackendClient:
         reply: AnyBackendReply = codec.decode(frames[0], AnyBackendReply)  # type: ignore[arg-type]
         if not isinstance(reply, BackendList):
             raise InternalError(f"the backend broker answered a question for its list with {type(reply).__name__}")
-        return {one.backend.chat.tokenizer for one in reply.backends}
+        return [one.backend for one in reply.backends]
 
     def report_failure(self, job_id: str, backend: Backend, problem: str) -> None:
         """Report a failed generation: other jobs will avoid the backend for a while."""

@@ -376,7 +376,7 @@ def make_handler(task: str, given: AgentHandler[Any] | type[AgentHandler[Any]]) 
     struct = getattr(kind, "instance_type", None)
     if not (isinstance(struct, type) and issubclass(struct, msgspec.Struct)):
         raise ConfigError(f"{what}: instance_type must be a msgspec.Struct class, and not {struct!r}", key="task")
-    for phase in Phase:
+    for phase in (Phase.INIT, Phase.RUN, Phase.EVAL):
         if not iscoroutinefunction(unwrap(getattr(kind, phase))):
             raise ConfigError(f"{what}: {phase} must be a coroutine; write `async def {phase}`", key="task")
     try:

@@ -174,11 +174,7 @@ class JobBackend:
             message = f"the model {self.model!r} cannot score texts: backend {backend.backend_id} ({backend.model})"
             raise InvalidJob(f"{message} has an engine without log-probs of a prompt", field="model")
         if not await same_vocabulary(chat, backend.chat):
-            raise InvalidJob(
-                f"the model {self.model!r} ({backend.model}) has another vocabulary than the text, whose tokenizer is "
-                f"{chat.tokenizer or chat.kind}: its ids would mean other words",
-                field="model",
-            )
+            raise other_vocabulary(backend, chat)
         longest = max(end - start for start, end in pairwise(edges))
         if backend.context_tokens and longest >= backend.context_tokens:
             raise InvalidJob(
@@ -266,6 +262,15 @@ class JobBackend:
     def release(self) -> None:
         """Release the assignment, or stop waiting for one."""
         self._backends.release(self._job.job_id, self._attempt, self.model)
+
+
+def other_vocabulary(backend: Backend, chat: ChatSettings) -> InvalidJob:
+    """Return the error of a backend that cannot score token ids of an engine with this chat format."""
+    return InvalidJob(
+        f"the model {backend.name!r} ({backend.model}) has another vocabulary than the text, whose tokenizer is "
+        f"{chat.tokenizer or chat.kind}: its ids would mean other words",
+        field="model",
+    )
 
 
 def _interchangeable(one: Backend, other: Backend) -> bool:

@@ -213,7 +213,7 @@ def readable(failed: PhaseFailed) -> PhaseFailed:
         log.error("the record of a failed %s is left out: %s", failed.phase, problem.message)  # noqa: TRY400
         bare = {"metrics": {}, "timings": {}, "stop_reason": "", "tokens": 0, "turns": 0, "segments": (), "notes": {}}
         bare |= {"conversations": (), "turn_rewards": (), "steps": (), "logprobs_mode": ""}
-        bare |= {"records": (), "records_dropped": {}}
+        bare |= {"records": (), "records_dropped": {}, "chat": None}
         failed = msgspec.structs.replace(failed, **bare)
     return failed
 
@@ -241,9 +241,11 @@ def count_phase(task: str, event: PhaseDone | PhaseFailed) -> None:
     catalog.PHASE_SECONDS.observe(event.timings.get(event.phase, 0.0), event.phase, task)
     if isinstance(event, PhaseFailed):
         catalog.PHASE_FAILURES.add(event.phase, task, event.error.code)
+    metrics = event.metrics
+    if event.phase == Phase.SCORE:
+        catalog.TOKENS.add(task, "scored", amount=metrics.get("scored_tokens", 0.0))
     if event.phase != Phase.RUN:
         return
-    metrics = event.metrics
     catalog.TURNS.add(task, amount=metrics.get("turns", 0.0))
     catalog.TOOL_CALLS_MALFORMED.add(task, amount=metrics.get("malformed_tool_calls", 0.0))
     for kind in ("prompt", "cached", "generated", "scored"):

@@ -1,4 +1,4 @@
-"""`PhaseRunner`: one phase of one job, from its start to the event that reports its end; limits, cancellation, cleanup.
+"""`PhaseRunner`: INIT, RUN or EVAL of one job, from its start to the event that reports its end.
 
 The runner closes its `Rollout`. In INIT and RUN it owns the sandbox, and closes it unless a `PhaseDone` passes it to
 the next phase. In EVAL the broker owns the sandbox, since another EVAL may need it.
@@ -21,7 +21,6 @@ from ..errors import (
     Cancelled,
     EngineFailed,
     HandlerFailed,
-    InvalidJob,
     JudgeUnreachable,
     PhaseTimeout,
     ProrlError,
@@ -34,10 +33,10 @@ from ..system.open_files import wait_for_descriptors
 from ..system.traces import span
 from ..tools.containers.specification import SandboxSpec
 from ..tools.processes.child import to_the_end
-from ..wire.messages.base import METRICS_LIMIT, NOTES_LIMIT, new_id
+from ..wire.messages.base import NOTES_LIMIT, new_id
 from ..wire.messages.jobs import Outcome, Phase
 from ..wire.messages.stages import PhaseDone, PhaseFailed
-from ..wire.records import TEACHER, Recorded
+from ..wire.records import Recorded
 from ..wire.sockets import MAX_FRAME_BYTES
 from .episode import Named
 from .handler import (
@@ -63,7 +62,6 @@ from .phase_ends import (
     readable,
     reward_of,
     rewards_of,
-    sendable,
 )
 from .rollout import Rollout
 
@@ -86,9 +84,6 @@ PROBE_S = 10.0
 BLOCK_LIMIT_BYTES = MAX_FRAME_BYTES
 """Largest trajectory with its records, as one frame; the last records are dropped first."""
 NOT_GIVEN, TOO_LARGE = "the engine gave none", "the trajectory would be too large"
-NO_REWARD = "the rollout has no reward"
-REASON_LIMIT = 128
-"""Longest reason of a dropped record, in characters."""
 NOTHING_NAMED = Named()
 REPORTED_REWARD = "reward reported by the program outside"
 """The key of the reported reward in RUN's data."""
@@ -104,7 +99,6 @@ class PhaseRunner:
         self._phase = command.phase
         self._clock = PhaseClock(job.limits.of(command.phase))
         self.rollout = Rollout(services, job, command.attempt, self._clock, handler)
-        self._teacher_clock: PhaseClock | None = None
         self._judge: Judge | None = None
         self._fresh: list[Sandbox] = []
         """The fresh sandboxes, which are closed when the phase ends."""
@@ -122,8 +116,6 @@ class PhaseRunner:
         except BaseException as error:  # noqa: BLE001 - the boundary between the task's code and the service
             event = readable(self._failed(self._failure_of(error)))
         trajectory = self.rollout.episode.whole() if event.tokens else None
-        if trajectory is not None and self.job.teacher and self._phase == Phase.RUN:
-            event = await self._scored(event, trajectory)
         if trajectory is not None and event.records:
             records = trajectory.checked(event.records, segments_of_own_model(event))
             event = msgspec.structs.replace(event, records=records)
@@ -140,51 +132,7 @@ class PhaseRunner:
     def add_time(self, seconds: float) -> None:
         """Extend the phase's limit by a pause of this process."""
         self.rollout.add_time(seconds)
-        (self._teacher_clock or self._clock).add(seconds)
-
-    async def _scored(self, event: PhaseDone | PhaseFailed, trajectory: TrajectoryBuilder) -> PhaseDone | PhaseFailed:
-        """Return RUN's end with the teacher's scores among the trajectory's records, or with why they are not there.
-
-        A teacher that can score no text of the policy fails the job; another failure costs the record only.
-        """
-        if isinstance(event, PhaseFailed) and event.reward is None:
-            return self._without_scores(event, trajectory, NO_REWARD)
-        clock = self._teacher_clock = PhaseClock(self.job.limits.teacher_s)
-        try:
-            with span("score by the teacher"):
-                async with clock.limit():
-                    metrics = await self.rollout.add_scores(trajectory, event, clock)
-        except asyncio.CancelledError as error:
-            return readable(self._failed(self._failure_of(error)))
-        except BaseException as error:  # as in `run`
-            if isinstance(error, InvalidJob):
-                if error.fields.get("field") == "model":
-                    return readable(self._failed(failure_of(error)))  # no failure of the task, whose hook may reward it
-                return self._without_scores(event, trajectory, error.message)
-            if isinstance(error, ProrlError):
-                return self._without_scores(event, trajectory, f"{error.code}: {error.message}")
-            if isinstance(error, TimeoutError) and clock.expired:
-                return self._without_scores(event, trajectory, f"the teacher took longer than {clock.limit_s:g} s")
-            log.warning("scoring raised", exc_info=error)
-            return self._without_scores(event, trajectory, f"{type(error).__name__}: {error}")
-        records, dropped = self._records(trajectory)
-        return msgspec.structs.replace(
-            event,
-            records=records,
-            records_dropped=dropped,
-            metrics=event.metrics | metrics if len(event.metrics) + len(metrics) <= METRICS_LIMIT else event.metrics,
-            timings={**event.timings, TEACHER: time.monotonic() - clock.began},
-        )
-
-    def _without_scores(
-        self, event: PhaseDone | PhaseFailed, trajectory: TrajectoryBuilder, why: str
-    ) -> PhaseDone | PhaseFailed:
-        level = logging.INFO if why == NO_REWARD else logging.WARNING  # such as of each cancelled job
-        log.log(level, "the trajectory has no scores of the teacher %s: %s", self.job.teacher, why)
-        records, dropped = self._records(trajectory)
-        return msgspec.structs.replace(
-            event, records=records, records_dropped={**dropped, TEACHER: sendable(why)[:REASON_LIMIT]}
-        )
+        self._clock.add(seconds)
 
     async def _ran(self) -> PhaseDone:
         job, instance = self.job, self._handler.parse_instance(self.job)
@@ -200,7 +148,7 @@ class PhaseRunner:
                 return self._done(data)
             case Phase.RUN:
                 return await self._run(instance)
-            case Phase.EVAL:
+            case _:
                 return await self._eval(instance)
 
     async def _run(self, instance: Any) -> PhaseDone:
@@ -341,6 +289,7 @@ class PhaseRunner:
             "turn_rewards": named.turn_rewards,
             "records": records,
             "records_dropped": dropped,
+            "chat": backend.chat if backend is not None and self.job.teacher and self._phase == Phase.RUN else None,
             "logprobs_mode": backend.logprobs_mode if backend is not None and episode.metrics["turns"] else "",
         }
 
@@ -352,7 +301,7 @@ class PhaseRunner:
         while block_bytes(trajectory.tokens, trajectory.turns, records) > BLOCK_LIMIT_BYTES:
             records = records[:-1]
         there, kept = ({one.name for one in forms} for forms in (trajectory.records, records))
-        asked = Recorded.parse(self.job.record).names + ((TEACHER,) if TEACHER in there else ())
+        asked = Recorded.parse(self.job.record).names
         return records, {name: TOO_LARGE if name in there else NOT_GIVEN for name in asked if name not in kept}
 
     def _failure_of(self, error: BaseException) -> Failure:

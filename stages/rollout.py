@@ -8,22 +8,21 @@ The policy, other models and MCP servers are opened at their first use.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import re
 import time
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from ..data.conversations import segments_of_own_model
 from ..data.scores import scores_in_rows
 from ..data.trajectory import Role
 from ..errors import ConfigError, HandlerFailed, InvalidJob, SandboxFailed
-from ..inference.chat.loading import chat_format
+from ..inference.chat.loading import chat_format, same_vocabulary
 from ..system.traces import span
 from ..tools.containers.specification import with_address_space
 from ..wire.messages.base import CONVERSATIONS_LIMIT, POLICY
@@ -32,7 +31,7 @@ from ..wire.records import Recorded, teacher_of
 from .conversation import Conversation, checked_messages, checked_tools
 from .episode import Episode, JobPolicy
 from .handler import AgentHandler, RunPhase
-from .job_backend import JobBackend
+from .job_backend import JobBackend, other_vocabulary
 from .other_models import OtherModels
 
 if TYPE_CHECKING:
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..data.scores import Scores
-    from ..data.trajectory import TrajectoryBuilder
     from ..errors import EngineFailed
     from ..inference.chat import ChatFormat, ChatMessage
     from ..tools.containers.specification import SandboxSpec
@@ -50,7 +48,6 @@ if TYPE_CHECKING:
     from ..tools.tool import AnyTool
     from ..wire.messages.backends import Backend, ChatSettings
     from ..wire.messages.jobs import Job, McpServer
-    from ..wire.messages.stages import PhaseDone, PhaseFailed
     from .handler import PhaseData
     from .handlers.sample import SampleInstance
     from .harness.chosen_harness import ChosenHarness
@@ -58,6 +55,7 @@ if TYPE_CHECKING:
     from .job_backend import PhaseClock
     from .stage_services import StageServices
 
+log = logging.getLogger("prorl.stage")
 BACKEND_WAIT_S = 0.1
 """Seconds; a shorter wait for a backend is not among the timings."""
 LED = "a harness or a program outside leads this rollout, and holds its only conversation"
@@ -103,43 +101,12 @@ class Rollout:
         self._opened: JobPolicy | None = None
         self._acting_since = math.inf
 
-    def new_backend(self, model: str = "", clock: PhaseClock | None = None) -> JobBackend:
-        """Return a backend of a model, not assigned yet; empty: the policy's. None: the phase's clock counts."""
+    def new_backend(self, model: str = "") -> JobBackend:
+        """Return a backend of a model, not assigned yet; empty: the policy's."""
         services, job = self._services, self._job
         return JobBackend(
-            job, self._attempt, services.backends, services.engines, clock or self._clock, model=model or job.model
+            job, self._attempt, services.backends, services.engines, self._clock, model=model or job.model
         )
-
-    async def add_scores(
-        self, trajectory: TrajectoryBuilder, ended: PhaseDone | PhaseFailed, clock: PhaseClock
-    ) -> dict[str, float]:
-        """Have the job's teacher score what the policy wrote, add its scores to the records, and return metrics.
-
-        Segments of other trained models are left out: their ids may mean other words.
-
-        Args:
-            trajectory: the whole one; all other backends of the job are released.
-            ended: the end of RUN, with the trajectory's segments and conversations.
-            clock: limits the call, and has begun.
-
-        Raises:
-            InvalidJob, EngineFailed, NoBackend, ConfigError: as `JobBackend.score`; nothing was added.
-        """
-        model, top = teacher_of(self._job.teacher)
-        own, backend = self.backend.current, self.new_backend(model, clock)
-        segments = segments_of_own_model(ended)
-        if own is None or not segments:
-            raise InvalidJob("no backend of the policy gave the tokens of this trajectory", field="token_ids")
-        token_ids = trajectory.arrays().token_ids
-        text = np.concatenate([token_ids[start:end] for start, end in segments])
-        edges = [0, *accumulate(end - start for start, end in segments)]
-        try:
-            scores = await backend.score(text, edges[1:-1], top, own.chat)
-        finally:
-            backend.release()
-        for (start, _), part in zip(segments, pairwise(edges), strict=True):
-            trajectory.add_scores(start, scores.part(*part))
-        return {"scored_tokens": float(len(text)), "teacher_weight_version": float(scores.weight_version)}
 
     def choose(self, instance: Any) -> None:
         """Find the MCP servers and the harness that the job and its task name.
@@ -382,6 +349,8 @@ class Rollout:
         backend = await self.backend.assigned()
         if self._job.record:
             self._check_records(backend)
+        if self._job.teacher:
+            await self._check_teacher(backend)
         waited_s = time.monotonic() - asked_at
         parser_url = backend.chat.parser_url if self._is_led or self._serves else ""
         chat = await self._chat(msgspec.structs.replace(backend.chat, parser_url=parser_url))
@@ -400,6 +369,18 @@ class Rollout:
                 f"{', '.join(lacking)}",
                 field="record",
             )
+
+    async def _check_teacher(self, own: Backend) -> None:
+        """Refuse a teacher with other words before the policy writes anything. SCORE reports whatever else is wrong."""
+        model, _ = teacher_of(self._job.teacher)
+        for teacher in await self._services.backends.of_model(model):
+            try:
+                is_same = await same_vocabulary(own.chat, teacher.chat)
+            except ConfigError as error:
+                log.info("the vocabulary of the teacher %s is not compared yet: %s", model, error.message)
+                return
+            if not is_same:
+                raise other_vocabulary(teacher, own.chat)
 
     async def _chat(self, settings: ChatSettings) -> ChatFormat:
         arguments = self._job.template_arguments

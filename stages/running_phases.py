@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..data.last_turns import turns_so_far
+from ..errors import MalformedMessage
 from ..system.logs import about_job
 from ..system.traces import current
 from ..wire import codec
-from ..wire.messages.jobs import Job
+from ..wire.messages.jobs import Job, Phase
 from ..wire.messages.stages import PhaseDone, TurnsShown
 from ..wire.sockets import MAX_FRAME_BYTES
 from .phase_ends import count_phase
 from .phase_runner import PhaseRunner
+from .score_runner import ScoreRunner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import zmq
 
@@ -41,7 +43,7 @@ log = logging.getLogger("prorl.stage")
 class _Running:
     attempt: int
     origin: str
-    runner: PhaseRunner
+    runner: PhaseRunner | ScoreRunner
     task: asyncio.Task[None] = field(init=False)
 
     def stop(self) -> None:
@@ -86,18 +88,27 @@ class RunningPhases:
         """The origins of the jobs that have one (`StartPhase.origin`)."""
         return {job_id: running.origin for job_id, running in self._running.items() if running.origin}
 
-    def start(self, command: StartPhase, packed: bytes | zmq.Frame, services: StageServices) -> None:
-        """Start a phase; an earlier one of its job is stopped.
+    def start(self, command: StartPhase, frames: Sequence[bytes | zmq.Frame], services: StageServices) -> None:
+        """Start a phase; an earlier one of its job is stopped. The frames are those of `StartPhase`.
 
         Raises:
-            MalformedMessage: `packed` is no job.
+            MalformedMessage: the frames are not a job, and for SCORE its token ids.
         """
+        is_score = command.phase == Phase.SCORE
+        if is_score != (command.text is not None) or len(frames) != 1 + is_score:
+            raise MalformedMessage(f"start_phase of {command.phase} came with {len(frames)} further frames")
+        packed = frames[0]
         job = codec.decode(packed if isinstance(packed, bytes) else packed.bytes, Job, limit_bytes=MAX_FRAME_BYTES)
         before = self._running.get(command.job_id)
         if before is not None:
             before.stop()  # the broker starts a new attempt only after it has given up that one
         self._outbox.started(command.job_id, command.attempt)
-        runner = PhaseRunner(services, command, job, self._handlers[job.task])
+        runner: PhaseRunner | ScoreRunner
+        if command.text is None:
+            runner = PhaseRunner(services, command, job, self._handlers[job.task])
+        else:
+            ids = frames[1]
+            runner = ScoreRunner(services, command, job, ids if isinstance(ids, bytes) else ids.bytes)
         running = self._running[command.job_id] = _Running(command.attempt, command.origin, runner)
         name = f"{command.phase} of job {command.job_id}"
         running.task = asyncio.create_task(self._run(command, running), name=name)
@@ -122,7 +133,7 @@ class RunningPhases:
         """Return the frames of the answer: the last turns so far of a rollout, if it runs here."""
         so_far, block = None, None
         held = self._running.get(question.job_id)
-        if held is not None and held.attempt == question.attempt:
+        if held is not None and held.attempt == question.attempt and isinstance(held.runner, PhaseRunner):
             episode, backend = held.runner.rollout.so_far
             trajectory = episode.so_far() if episode.so_far is not None else episode.whole()
             steps = tuple(episode.steps)

@@ -2,7 +2,7 @@
 
     PULL  (bound, announced)    ← rollout broker: phases to start and stop, sandboxes to close
     PUSH                        → rollout broker: reports (announcement, heartbeat and leases in one), phases ended
-    DEALER                      ⇄ backend broker and engine hosts (RUN)
+    DEALER                      ⇄ backend broker and engine hosts (RUN and SCORE)
 
 The process keeps nothing on disk, and continues to work while the broker restarts. After `MAX_REPORT_FAILURES` failed
 reports in a row it exits, and its supervisor restarts it. On SIGTERM it stops its phases within `SHUTDOWN_S`, closes
@@ -338,10 +338,8 @@ class StageProcess:
     def _handle(self, command: StageCommand, rest: list[bytes | zmq.Frame]) -> None:
         match command:
             case StartPhase():
-                if len(rest) != 1:
-                    raise MalformedMessage(f"start_phase came with {len(rest)} further frames, not 1")
                 assert self._services is not None, "a phase came before the broker's welcome"
-                self._running.start(command, rest[0], self._services)
+                self._running.start(command, rest, self._services)
             case StopPhase():
                 self._running.stop(command)
             case ShowTurns():

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from prorl_zmq.config import Topology, load_topology, parse_topology
+from prorl_zmq.config import StageSettings, Topology, load_topology, parse_topology
 from prorl_zmq.errors import ConfigError, InvalidEndpoint
 from prorl_zmq.system.run_places import default_run_dir
 from prorl_zmq.wire.messages.jobs import Phase
@@ -19,12 +19,19 @@ def load(folder: Path, text: str | bytes) -> Topology:
 def test_an_empty_file_is_a_working_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PRORL_RUN_DIR", "/tmp/run")
     for topology in (load(tmp_path, ""), load_topology(None), Topology()):
-        assert [stage.role for stage in topology.stage] == list(Phase)
+        assert [stage.role for stage in topology.stage] == [Phase.INIT, Phase.RUN, Phase.EVAL]
         assert len(topology.backends) == 1
         assert topology.sandbox.kind == "bubblewrap"
         assert not topology.service.insecure
         assert topology.endpoint(topology.rollout_broker.front_door) == "ipc:///tmp/run/front_door"
         assert topology.endpoint(topology.backend_broker.endpoint) == "ipc:///tmp/run/backend_broker"
+
+
+def test_a_second_model_may_be_a_teacher_and_has_processes_that_wait_for_it(tmp_path: Path) -> None:
+    models = '[[backends]]\n[[backends]]\nname = "sim"\n'
+    topology = load(tmp_path, models)
+    assert [(stage.role, stage.slots) for stage in topology.stage[3:]] == [(Phase.SCORE, 64)]
+    assert load(tmp_path, f'{models}[[stage]]\nrole = "run"\n').stage == (StageSettings(Phase.RUN),)
 
 
 def test_the_run_dir_is_one_per_user_unless_it_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     Row = tuple[Any, ...]
 
 APPLICATION_ID = int.from_bytes(b"PRLJ", "big")
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """Increment with every change of the tables and of the messages stored in them."""
 TABLES = (
     """CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID""",
@@ -390,7 +390,7 @@ def _packed_rows(pack: Callable[[Any], Row], items: Iterable[JobState | Finished
 
 
 def _state_row(state: JobState) -> Row:
-    progress = Progress(state.sandbox, state.phase_data, state.run, state.metrics, state.timings)
+    progress = Progress(state.sandbox, state.phase_data, state.run, state.metrics, state.timings, state.last)
     packed = b"" if progress == NOTHING else _encode(progress)
     phase, place = str(state.phase), (state.stage_id, state.attempt, state.attempts_given_back)
     return (state.sequence, phase, *place, packed, state.history)

@@ -47,6 +47,7 @@ class Progress(NamedTuple):
     run: PhaseDone | PhaseFailed | None = None
     metrics: dict[str, float] = {}  # noqa: RUF012 - never written to
     timings: dict[str, float] = {}  # noqa: RUF012 - never written to
+    last: PhaseDone | PhaseFailed | None = None
 
 
 class Damaged(NamedTuple):
@@ -156,13 +157,14 @@ def read_submissions(connection: sqlite3.Connection) -> list[Submission]:
 
 
 def _job(row: _JobRow, seen: set[str], check: Callable[[Place], None]) -> JobState:
-    sandbox, phase_data, run, metrics, timings = _progress(row.progress) if row.progress else NOTHING
+    sandbox, phase_data, run, metrics, timings, last = _progress(row.progress) if row.progress else NOTHING
     _structure(row.packed)
     block = _block(row.sequence, row.place, check)
     _note(row.job_id, seen)
     place = (row.phase, row.stage_id, row.attempt, row.attempts_given_back)
     job = (row.sequence, row.session, row.job_id, row.task, row.stage_wait_s, row.packed)
-    return JobState(*job, *place, sandbox, phase_data, run, block, metrics, timings, row.history, bool(row.in_batch))
+    more = (row.history, bool(row.in_batch), last)
+    return JobState(*job, *place, sandbox, phase_data, run, block, metrics, timings, *more)
 
 
 def _finished(row: _ResultRow, seen: set[str], check: Callable[[Place], None]) -> Finished:

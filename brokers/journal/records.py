@@ -50,6 +50,8 @@ class JobState(NamedTuple):
     """Packed transitions (see `brokers.rollout.transitions`)."""
     in_batch: bool = False
     """Whether the job belongs to a batch of the session."""
+    last: PhaseDone | PhaseFailed | None = None
+    """In SCORE: the event with which the job ends."""
 
     @property
     def holder(self) -> str:

@@ -17,14 +17,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import zmq
+from msgspec.structs import replace
 
-from ...data.trajectory import oldest_version, records_at
+from ...data.records import padded, records_bytes, with_record
+from ...data.trajectory import TOKEN_ID_BYTES, oldest_version, records_at
 from ...errors import MalformedMessage, VersionMismatch
 from ...security.rights import Listener
 from ...wire import codec
 from ...wire.messages.base import Refused
 from ...wire.messages.blocks import BlockGiven, FetchBlock, block_checksum
 from ...wire.messages.jobs import BlockHandle
+from ...wire.records import TEACHER
 from ...wire.request_routing import NODE_BROKER, convert_request
 from ...wire.sockets import CONTROL_FRAME_BYTES, NOBLOCK, open_socket, send, split_envelope
 from ..dropped_records import without_records
@@ -112,6 +115,41 @@ class BlockServer:
             oldest_version=version,
         )
         return end, block, handle
+
+    def token_ids(self, kept: BlockHandle, tokens: int) -> memoryview | bytes:
+        """Return the token ids of a stored trajectory, int32 as bytes; empty if they cannot be read."""
+        return self._block(kept)[: TOKEN_ID_BYTES * tokens]
+
+    def add_scores(
+        self, broker: str, number: int, end: PhaseDone | PhaseFailed, kept: BlockHandle, frame: Frame
+    ) -> tuple[PhaseDone | PhaseFailed, BlockHandle]:
+        """Store a trajectory's block a second time, with the scores with which SCORE ends, numbered for its broker.
+
+        Return the end and the new block's handle; if there is no room, the end without scores and the old handle. The
+        broker has the other block removed.
+
+        Raises:
+            MalformedMessage: the scores have another size than their record.
+        """
+        if len(frame) != records_bytes(end.records):
+            raise MalformedMessage(f"the scores of job {end.job_id} have {len(frame)} bytes, not what they claim")
+        block, why = self._block(kept), "the node cannot read the trajectory"
+        if block:
+            joined, start = with_record(block, frame.buffer if isinstance(frame, zmq.Frame) else frame), kept.records_at
+            start = start or padded(len(block))
+            block_id = self._store.keep(broker, number, joined)
+            if block_id is not None:
+                checksum = block_checksum(joined, start)
+                return end, replace(kept, block_id=block_id, checksum=checksum, records_at=start)
+            why = "the node's disk was full"
+        return replace(end, records=(), records_dropped={TEACHER: why}), kept
+
+    def _block(self, kept: BlockHandle) -> memoryview | bytes:
+        try:
+            return self._store.read(kept.block_id) or b""
+        except OSError as error:
+            log.warning("a trajectory cannot be read for its teacher: %s", error)
+            return b""
 
     def _drain(self) -> None:
         self._listen()

@@ -265,8 +265,9 @@ class NodeBroker:
 
     def _start(self, waiting: _Waiting) -> None:
         link, command, rest, _ = waiting
-        if len(rest) != 1:
-            raise MalformedMessage(f"start_phase came with {len(rest)} further frames, not 1")
+        text, kept = command.text, command.text.kept if command.text is not None else None
+        if len(rest) != (1 if text is None or kept is not None else 2):
+            raise MalformedMessage(f"start_phase came with {len(rest)} further frames")
         try:
             packed = rest[0]
             task = _task_of(packed.buffer if isinstance(packed, zmq.Frame) else packed).task
@@ -276,7 +277,8 @@ class NodeBroker:
         if held is None:
             self._waiting.append(waiting)
         else:
-            self._tell(held.stage_id, msgspec.structs.replace(command, origin=link.broker), *rest)
+            ids = [self._block_server.token_ids(kept, text.tokens)] if text is not None and kept is not None else []
+            self._tell(held.stage_id, msgspec.structs.replace(command, origin=link.broker), *rest, *ids)
 
     def _ask_turns(self, link: BrokerLink, question: ShowTurns) -> None:
         if (stage_id := self._table.holder(link.broker, question.job_id, question.attempt)) is None:
@@ -351,6 +353,11 @@ class NodeBroker:
         self, link: BrokerLink, event: PhaseDone | PhaseFailed, rest: Sequence[Frame]
     ) -> tuple[PhaseDone | PhaseFailed, Sequence[Frame], BlockHandle | None]:
         """Store a trajectory's block on this node, if its broker wants that (see `BlockServer.keep`)."""
+        if event.phase == Phase.SCORE:
+            if event.kept is None or len(rest) != 1:
+                return event, rest, event.kept
+            event, kept = self._block_server.add_scores(link.broker, link.number(event), event, event.kept, rest[0])
+            return event, (), kept
         if link.keep != "node" or len(rest) != 1:
             return event, rest, None
         event, block, handle = self._block_server.keep(self._node, link.broker, link.number(event), event, rest[0])

@@ -35,6 +35,7 @@ TAKEN = {
     (Phase.RUN, False): (Phase.INIT,),
     (Phase.RUN, True): (Phase.INIT, Phase.RUN),
     (Phase.EVAL, True): (Phase.EVAL,),
+    (Phase.SCORE, True): (Phase.SCORE,),
 }
 """Stages of which a job uses a slot, by its phase and whether a stage process holds it."""
 
@@ -67,7 +68,7 @@ class Flow:
     priority: int = 0
     unfinished: int = 0
     used: dict[Phase, int] = field(default_factory=lambda: dict.fromkeys(Phase, 0))
-    """Slots of RUN and EVAL; for INIT, the jobs between INIT's start and RUN's end, which use INIT's ready limit."""
+    """Slots of RUN, EVAL, SCORE; for INIT, the jobs between INIT's start and RUN's end, which use its ready limit."""
     place: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
     """Place in stride scheduling."""
     marks: dict[Phase, dict[Requirement, dict[str, Flow]]] = field(

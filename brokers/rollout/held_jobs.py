@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .deadlines import Deadlines
-from .job_record import phase_limit_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,14 +42,14 @@ class HeldJobs:
 
     def watch(self, record: JobRecord) -> None:
         """Update a job's deadline."""
-        overdue = record.since + phase_limit_s(record) + STOP_GRACE_S
+        overdue = record.since + record.job.limits.of(record.phase) + STOP_GRACE_S
         self._deadlines.set(record.sequence, overdue if record.confirmed else min(record.lease_until, overdue))
 
     def due(self, now: float) -> Iterator[JobRecord]:
         """Yield each job that is unconfirmed for too long, or overdue."""
         for sequence in self._deadlines.due(now):
             record = self._records[sequence]
-            overdue = record.since + phase_limit_s(record) + STOP_GRACE_S <= now
+            overdue = record.since + record.job.limits.of(record.phase) + STOP_GRACE_S <= now
             if overdue or (not record.confirmed and record.lease_until <= now):
                 yield record
             else:

@@ -87,10 +87,10 @@ class JobCounts:
 
         Jobs in the stage before count too. Each of `nodes` nodes is asked for the same number.
         """
-        init, run, evaluate = (
+        init, run, evaluate, score = (
             sum(self._by_status[phase, status] for status in (JobStatus.QUEUED, JobStatus.HELD)) for phase in Phase
         )
-        wanted = {Phase.INIT: init, Phase.RUN: init + run, Phase.EVAL: run + evaluate}
+        wanted = {Phase.INIT: init, Phase.RUN: init + run, Phase.EVAL: run + evaluate, Phase.SCORE: evaluate + score}
         slots = {phase: math.ceil(count / max(1, nodes)) for phase, count in wanted.items()}
         return SlotDemand(slots, self._shares.weight or 1.0)
 
@@ -100,6 +100,7 @@ class JobCounts:
         Slots of RUN thus never wait for INIT, and few sandboxes wait for RUN. A backlog before EVAL counts too. Without
         slots, one job is allowed, whose end reports that.
         """
-        init, run, evaluate = (stages.slots(Requirement(phase, task, None)) for phase in Phase)
+        stage = (Phase.INIT, Phase.RUN, Phase.EVAL)
+        init, run, evaluate = (stages.slots(Requirement(phase, task, None)) for phase in stage)
         waiting = max(0, self._batched[Phase.EVAL, task] - evaluate)
         return max(1, init + run) - self._batched[Phase.INIT, task] - self._batched[Phase.RUN, task] - waiting

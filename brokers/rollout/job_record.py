@@ -7,23 +7,29 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
+from msgspec.structs import replace
 
+from ...data.conversations import segments_of_own_model
 from ...errors import ErrorInfo, LeaseLost, MalformedMessage, NoStage, PhaseTimeout
 from ...wire import codec
-from ...wire.messages.jobs import Job, Phase, Result
+from ...wire.messages.jobs import Job, Outcome, Phase, Result
+from ...wire.messages.stages import PhaseFailed, StartPhase, TextToScore
+from ...wire.records import TEACHER
 from ..journal.records import Finished, JobState, holder_of, job_digest
 from .stage_pool import Requirement, SlotClaim
 
 if TYPE_CHECKING:
-    from ...wire.messages.jobs import ConversationPart, Outcome, SandboxHandle
-    from ...wire.messages.stages import PhaseDone, PhaseFailed
+    from ...wire.messages.jobs import ConversationPart, RecordName, SandboxHandle
+    from ...wire.messages.stages import PhaseDone
     from .fair_queue import Flow
 
 QUEUE_TIMING = {phase: f"{phase}_queue" for phase in Phase}
 QUEUE_TIMINGS = frozenset(QUEUE_TIMING.values())
 """Timings that a restarted job keeps."""
 NEXT_PHASE = {Phase.INIT: Phase.RUN, Phase.RUN: Phase.EVAL}
-RESTART_PHASE = {Phase.INIT: Phase.INIT, Phase.RUN: Phase.INIT, Phase.EVAL: Phase.EVAL}
+RESTART_PHASE = {Phase.INIT: Phase.INIT, Phase.RUN: Phase.INIT, Phase.EVAL: Phase.EVAL, Phase.SCORE: Phase.SCORE}
+REASON_LIMIT = 128
+"""Longest reason of a dropped record, in characters."""
 LossCause = Literal["died", "silent", "left", "unreported"]
 LOSSES: dict[LossCause, str] = {
     "died": "died: its connection ended, and it has not reported since",
@@ -67,6 +73,8 @@ class JobRecord:
     sandbox: SandboxHandle | None = None
     phase_data: dict[str, Any] = field(default_factory=dict)
     run: PhaseDone | PhaseFailed | None = None
+    last: PhaseDone | PhaseFailed | None = None
+    """The event with which the job ends, while it is in SCORE."""
     block: Any = None
     avoids: str = ""
     """The node where the last attempt failed, which INIT avoids if another node serves the task."""
@@ -102,15 +110,58 @@ class JobRecord:
 
     @property
     def requirement(self) -> Requirement:
-        requirement, node = self._requirement, self.sandbox.node if self.sandbox is not None else None
+        kept = self.run.kept if self.phase == Phase.SCORE and self.run is not None else None
+        place = kept or self.sandbox
+        requirement, node = self._requirement, place.node if place is not None else None
         if requirement is None or requirement.role != self.phase or requirement.node != node:
             requirement = self._requirement = Requirement(self.phase, self.task, node)
         return requirement
 
-    @property
-    def conversation_names(self) -> tuple[str, ...]:
-        """The names of RUN's conversations; empty: RUN has not ended, or has one, `main`."""
-        return tuple(part.name for part in self.run.conversations) if self.run is not None else ()
+    def start_command(self) -> StartPhase:
+        """Return the command that starts the phase."""
+        run = self.run
+        return StartPhase(
+            job_id=self.job_id,
+            attempt=self.attempt,
+            phase=self.phase,
+            sandbox=self.sandbox,
+            phase_data=self.phase_data,
+            conversations=tuple(part.name for part in run.conversations) if run is not None else (),
+            text=self._text() if self.phase == Phase.SCORE else None,
+        )
+
+    def _text(self) -> TextToScore | None:
+        """Return what the teacher is to score; None: nothing in the trajectory is the policy's."""
+        run = self.run
+        ranges = tuple(segments_of_own_model(run)) if run is not None and run.tokens else ()
+        if run is None or run.chat is None or not ranges:
+            return None
+        return TextToScore(chat=run.chat, tokens=run.tokens, ranges=ranges, kept=run.kept)
+
+    def note(self, event: PhaseDone | PhaseFailed, block: Any) -> None:
+        """Take over what a phase reports; `block` is the trajectory, from RUN and from SCORE."""
+        self.metrics.update(event.metrics)
+        self.timings.update(event.timings)
+        if event.phase == Phase.RUN:
+            self.run, self.block = event, block
+        elif event.phase == Phase.SCORE and self.run is not None:
+            dropped = {**self.run.records_dropped, **event.records_dropped}
+            if event.records:
+                records, self.block = (*self.run.records, *event.records), block
+                self.run = replace(self.run, records=records, kept=event.kept)
+            self.run = replace(self.run, records_dropped=dropped)
+
+    def is_for_teacher(self, last: PhaseDone | PhaseFailed) -> bool:
+        """Return whether the job's teacher is to score the trajectory of a job that ends with this event."""
+        if self.last is not None or self.run is None or self.run.chat is None:  # as with each job without a teacher
+            return False
+        return self._reward(last) is not None and self._text() is not None
+
+    def _drop_scores(self, error: ErrorInfo) -> None:
+        """Note why the result has no scores."""
+        if self.run is not None:
+            why = f"{error.code}: {error.message}"[:REASON_LIMIT]
+            self.run = replace(self.run, records_dropped={**self.run.records_dropped, TEACHER: why})
 
     def worked_s(self, now: float) -> float:
         ended = sum(self.timings.get(phase, 0.0) for phase in Phase)
@@ -135,6 +186,7 @@ class JobRecord:
             sandbox=state.sandbox,
             phase_data=state.phase_data,
             run=state.run,
+            last=state.last,
             block=state.block,
             metrics=dict(state.metrics),
             timings=dict(state.timings),
@@ -162,6 +214,7 @@ class JobRecord:
             dict(self.timings),
             history,
             self.in_batch,
+            self.last,
         )
 
     def forget_phases(self) -> None:
@@ -170,7 +223,18 @@ class JobRecord:
         self.timings = {name: value for name, value in self.timings.items() if name in QUEUE_TIMINGS}
 
     def finished(self, outcome: Outcome, error: ErrorInfo | None, last: PhaseDone | PhaseFailed | None) -> Finished:
-        """Return the result for the client; `last` is the event that ended the job, if any."""
+        """Return the result for the client; `last` is the event that ended the job, if any.
+
+        A job in SCORE ends as it was judged before; an error costs only the scores.
+        """
+        judged = self.last
+        if judged is not None:
+            if error is not None:
+                self._drop_scores(error)
+            outcome, error = Outcome.COMPLETED, None
+            if isinstance(judged, PhaseFailed):
+                outcome, error = judged.outcome, judged.error
+            last = judged
         result = self._result(outcome, error, last)
         return Finished(
             self.session,
@@ -190,7 +254,7 @@ class JobRecord:
             outcome=outcome,
             group_id=self.job.group_id,
             attempt=self.attempt,
-            reward=last.reward if last is not None and not (error is not None and self._trains_several) else None,
+            reward=self._reward(last),
             error=error,
             stop_reason=run.stop_reason if run is not None else "",
             model=self.job.model,
@@ -206,9 +270,25 @@ class JobRecord:
             turn_rewards=run.turn_rewards if run is not None else (),
             logprobs_mode=run.logprobs_mode if run is not None else "",
             records=run.records if run is not None else (),
-            records_dropped=run.records_dropped if run is not None else {},
+            records_dropped=self._records_dropped(last),
             kept=run.kept if run is not None else None,
         )
+
+    def _reward(self, last: PhaseDone | PhaseFailed | None) -> float | None:
+        if last is None or (isinstance(last, PhaseFailed) and self._trains_several):
+            return None
+        return last.reward
+
+    def _records_dropped(self, last: PhaseDone | PhaseFailed | None) -> dict[RecordName, str]:
+        run = self.run
+        if run is None:
+            return {}
+        if not run.tokens or TEACHER in run.records_dropped or not self.job.teacher:
+            return run.records_dropped
+        if any(form.name == TEACHER for form in run.records):
+            return run.records_dropped
+        why = "the rollout has no reward" if self._reward(last) is None else "the policy wrote nothing to score"
+        return {**run.records_dropped, TEACHER: why}
 
     @property
     def _trains_several(self) -> bool:
@@ -238,15 +318,8 @@ def no_stage(requirement: Requirement, waited_s: float) -> ErrorInfo:
     return NoStage(message, role=requirement.role, node=requirement.node, waited_s=waited_s).info()
 
 
-def phase_limit_s(record: JobRecord) -> float:
-    """Return the limit of a job's phase in seconds; that of RUN includes the teacher's time."""
-    limits = record.job.limits
-    teacher_s = limits.teacher_s if record.job.teacher and record.phase == Phase.RUN else 0.0
-    return limits.of(record.phase) + teacher_s
-
-
 def overdue(record: JobRecord) -> ErrorInfo:
     """Return the error of a job whose phase exceeded its limit."""
-    limit_s = phase_limit_s(record)
+    limit_s = record.job.limits.of(record.phase)
     message = f"{record.phase} took longer than its limit of {limit_s:g} s and could not be stopped"
     return PhaseTimeout(message, phase=record.phase, limit_s=limit_s).info()

@@ -1,6 +1,7 @@
 """`JobTable`: the state machine of all jobs. Pure: events and the time go in, actions come out.
 
-A job passes INIT, RUN and EVAL; in each phase it is queued, then held by a stage process under a lease.
+A job passes INIT, RUN and EVAL, and SCORE if it has a reward and a teacher; in each phase it is queued, then held by a
+stage process under a lease.
 
     event                        queued              held by the sender, same attempt       held, else (stale)
     ---------------------------  ------------------  -------------------------------------  ----------------------------
@@ -20,6 +21,7 @@ A job passes INIT, RUN and EVAL; in each phase it is queued, then held by a stag
     lost in EVAL        → EVAL queued under the next attempt (from RUN's recorded result, in the same sandbox; INIT if
                           the holder reports that the sandbox is gone)
     lost, no attempt left, or RUN that an outside program led → ended, `infrastructure_error`
+    lost in SCORE → SCORE queued under the next attempt; failed, overdue or given up → ended as EVAL said, not scored
 
     last process for it on its sandbox's node left   → given back; INIT queued under the next attempt
     the same, silent with its whole node             → lost; INIT queued under the next attempt
@@ -45,7 +47,6 @@ from typing import TYPE_CHECKING, Any
 from ...errors import Cancelled
 from ...wire.messages.base import ATTEMPT_LIMIT
 from ...wire.messages.jobs import Outcome, Phase, SandboxHandle
-from ...wire.messages.stages import PhaseDone, PhaseFailed, StartPhase
 from .actions import Action, Close, End, Queued, Start, Stop, Unassign
 from .held_jobs import HeldJobs
 from .job_counts import JobCounts
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
 
     from ...errors import ErrorInfo
     from ...wire.messages.jobs import BlockHandle, Job
-    from ...wire.messages.stages import MemberAlive, StageReport
+    from ...wire.messages.stages import MemberAlive, PhaseDone, PhaseFailed, StageReport
     from ..journal.records import JobState
     from .job_record import LossCause
     from .stage_pool import StageProcess
@@ -243,9 +244,9 @@ class JobTable:
             if job is None or job.sandbox != done.sandbox:
                 self._close(done.sandbox)
         else:
-            self._note(record, done, block)
-            if done.phase == Phase.EVAL:
-                self._end(record, Outcome.COMPLETED, None, done)
+            record.note(done, block)
+            if done.phase not in NEXT_PHASE:
+                self._judged(record, Outcome.COMPLETED, None, done, now)
             else:
                 record.sandbox, record.phase_data = done.sandbox, done.phase_data
                 self._leave(record)
@@ -265,10 +266,10 @@ class JobTable:
             record.attempts_given_back += failed.given_back
             self._restart(record, phase, failed.error, now)
         elif record is not None:
-            self._note(record, failed, block)
+            record.note(failed, block)
             if failed.phase != Phase.EVAL:
                 record.sandbox = None
-            self._end(record, failed.outcome, failed.error, failed)
+            self._judged(record, failed.outcome, failed.error, failed, now)
         if stage is not None:
             self._employ(stage, now)
         return self._take_actions(now)
@@ -277,6 +278,7 @@ class JobTable:
         """End an unfinished job with outcome `cancelled`."""
         record = self.records[job_id]
         self._stop_holder(record)
+        record.last = None
         self._end(record, Outcome.CANCELLED, Cancelled("the job was cancelled on request").info())
         return self._take_actions(now)
 
@@ -402,16 +404,8 @@ class JobTable:
         record.timings[timing] = record.timings.get(timing, 0.0) + waited_s
         self._enter(record, JobStatus.HELD, now)
         self._held.add(record, stage_id, now)
-        command = StartPhase(
-            job_id=record.job_id,
-            attempt=record.attempt,
-            phase=record.phase,
-            sandbox=record.sandbox,
-            phase_data=record.phase_data,
-            conversations=record.conversation_names if record.run is not None and record.run.conversations else (),
-        )
         stage = self.stages.get(stage_id)
-        self._actions.append(Start(stage_id, command, record.packed, stage.node if stage is not None else ""))
+        self._actions.append(Start(stage_id, record.start_command(), record.packed, stage.node if stage else ""))
 
     def _restart(self, record: JobRecord, phase: Phase, error: ErrorInfo, now: float) -> None:
         """Restart a lost job with `phase` under the next attempt, or end it with `error`."""
@@ -419,7 +413,8 @@ class JobTable:
             record.attempts_given_back += 1  # EVAL's holder and the sandbox were lost together: one attempt
         spent = record.attempt - record.attempts_given_back
         program_began = record.phase == Phase.RUN and record.confirmed and record.job.outside is not None
-        if program_began or spent >= record.job.max_attempts or record.attempt >= ATTEMPT_LIMIT:
+        is_over = phase == Phase.INIT and record.phase == Phase.SCORE  # its trajectory's node cannot score it
+        if is_over or program_began or spent >= record.job.max_attempts or record.attempt >= ATTEMPT_LIMIT:
             self._end(record, Outcome.INFRASTRUCTURE_ERROR, error)
             return
         self._unassign(record)
@@ -431,6 +426,19 @@ class JobTable:
         record.attempt += 1
         record.phase = phase
         self._queue(record, now, error)
+
+    def _judged(
+        self, record: JobRecord, outcome: Outcome, error: ErrorInfo | None, last: PhaseDone | PhaseFailed, now: float
+    ) -> None:
+        """End a job, once its teacher has scored what has a reward."""
+        if not record.is_for_teacher(last):
+            self._end(record, outcome, error, last)
+            return
+        self._unassign(record)
+        self._leave(record)
+        self._close(record.sandbox)
+        record.sandbox, record.phase_data, record.last, record.phase = None, {}, last, Phase.SCORE
+        self._queue(record, now)
 
     def _end(
         self,
@@ -471,18 +479,12 @@ class JobTable:
         record = self.records.get(event.job_id)
         return record if record is not None and record.is_current(event) else None
 
-    def _note(self, record: JobRecord, event: PhaseDone | PhaseFailed, block: Any) -> None:
-        record.metrics.update(event.metrics)
-        record.timings.update(event.timings)
-        if event.phase == Phase.RUN:
-            record.run, record.block = event, block
-
     def _stop_holder(self, record: JobRecord) -> None:
         if record.status == JobStatus.HELD and record.stage_id in self.stages:
             self._actions.append(Stop(record.stage_id, record.claim))
 
     def _unassign(self, record: JobRecord) -> None:
-        if record.status == JobStatus.HELD and record.phase == Phase.RUN:
+        if record.status == JobStatus.HELD and record.phase in (Phase.RUN, Phase.SCORE):
             self._actions.append(Unassign(record.claim))
 
     def _close(self, sandbox: SandboxHandle | None) -> None:

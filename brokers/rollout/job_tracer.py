@@ -31,7 +31,10 @@ END_S = traces.CLOSE_S + 0.5
 """How many seconds the process may take to export its last spans."""
 SPAN_ID, SPAN_ID_LIMIT = slice(36, 52), 2**64 - 1
 """Position of the span id in a `traceparent`, and the largest id."""
-PLACES = {"held": {Phase.INIT: 0, Phase.RUN: 1, Phase.EVAL: 2}, "queued": {Phase.INIT: 3, Phase.RUN: 4, Phase.EVAL: 5}}
+PLACES = {
+    "held": {Phase.INIT: 0, Phase.RUN: 1, Phase.EVAL: 2, Phase.SCORE: 6},
+    "queued": {Phase.INIT: 3, Phase.RUN: 4, Phase.EVAL: 5, Phase.SCORE: 7},
+}
 """Offsets between the span ids of one attempt."""
 
 log = logging.getLogger("prorl.rollout_broker")

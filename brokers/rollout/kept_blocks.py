@@ -61,6 +61,9 @@ class KeptBlocks:
             self._awaited[handle.node] = now + self._lease_s
 
     def add(self, job_id: str, handle: BlockHandle) -> None:
+        """Record a job's block; another one that it had before is released."""
+        if self._handles.get(job_id) not in (None, handle):
+            self.release(job_id)
         self._handles[job_id] = handle
         self._of_node[handle.node][handle.block_id] = job_id
 

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from ...data.conversations import LARGEST_REWARD, rewards_problem
 from ...data.trajectory import block_bytes
 from ...errors import JournalFailed, MalformedMessage, ProrlError
 from ...security.keyring import BROKER, Keyring
@@ -39,7 +38,6 @@ from ...system.logs import of_job
 from ...wire import codec
 from ...wire.messages.base import PROTOCOL_VERSION, UNSAID_PROTOCOL
 from ...wire.messages.blocks import is_block
-from ...wire.messages.jobs import Outcome
 from ...wire.messages.stages import (
     BlockSent,
     CloseSandbox,
@@ -56,13 +54,13 @@ from ...wire.messages.stages import (
     TurnsShown,
 )
 from ...wire.sockets import CONTROL_FRAME_BYTES, NOBLOCK, NODE_PING_S, open_socket, send
-from ..dropped_records import without_records
 from ..loop import Loop
 from .action_queue import perform_queue
 from .actions import Action, Close, Start, Stop, Unassign
 from .backend_link import BackendLink
 from .batch_runner import BatchRunner
 from .broker_gauges import set_gauges
+from .event_blocks import block_of, token_ids, with_room
 from .front_door import FrontDoor
 from .job_counts import JobCounts
 from .job_table import JobTable
@@ -121,7 +119,7 @@ class RolloutBroker:
                 self._events, topology.endpoint(stage_events), Listener.STAGE_EVENTS
             )
             backend_broker = topology.endpoint(topology.backend_broker.endpoint)
-            self._catalog = TaskCatalog(one.name for one in topology.backends)
+            self._catalog = TaskCatalog((one.name for one in topology.backends), (one.role for one in topology.stage))
             self._backends = BackendLink(self._loop, backend_broker, keyring, self._catalog)
             welcome = StageWelcome(
                 backend_broker=backend_broker, heartbeat_s=self._settings.heartbeat_s, keep=self._settings.keep
@@ -245,9 +243,9 @@ class RolloutBroker:
                     who = event.member if isinstance(event, MemberAlive) else self._stages.member_of(event.stage_id)
                     self._stages.turn_away(who, sender)
                 else:
-                    block = _block(event, rest)
-                    if block is not None and isinstance(event, PhaseEnd) and event.records:
-                        event, block = self._within_quota(event, block)
+                    block = block_of(event, rest)
+                    if isinstance(event, PhaseEnd) and event.records and event.kept is None:
+                        event, block = with_room(self._jobs, event, block)
                     self._handle_event(event, block, now, sender.user_id)
                     self._perform(now)
                     if isinstance(event, PhaseEnd) and event.kept is not None:
@@ -257,13 +255,6 @@ class RolloutBroker:
                 self._note_malformed(header, now, sender.user_id)
             except Exception:
                 log.exception("a stage event failed")  # a bug must not affect all jobs
-
-    def _within_quota(self, event: PhaseEnd, block: Frame) -> tuple[PhaseEnd, Frame]:
-        """Drop the records of a phase if its session has no room for them."""
-        table = self._jobs.table
-        if event.job_id not in table or self._jobs.quota.has_room(table.record(event.job_id).holder, len(block)):
-            return event, block
-        return without_records(event, block, "the session's quota was full")
 
     def _handle_event(self, event: StageEvent, block: Any, now: float, key: str) -> None:
         queue, table = self._jobs.queue, self._jobs.table
@@ -301,7 +292,7 @@ class RolloutBroker:
         if report.stage_id not in self._jobs.table.stages:
             where = (report.role, report.stage_id, report.node, report.slots)
             log.info("%s process %s joined: node %s, %d slots", *where)
-        self._catalog.add(report.tasks)
+        self._catalog.add(report.tasks, report.role)
         self._jobs.blocks.reported(report)
         for job_id, backend in report.backends.items():
             self._note_backend(job_id, report.running.get(job_id, 0), backend)
@@ -435,7 +426,7 @@ class RolloutBroker:
             if isinstance(action, Start):
                 tracer = self._jobs.transitions.tracer
                 command = action.command if tracer is None else tracer.below(action.command)
-                self._stages.send(action.stage_id, command, action.packed_job)
+                self._stages.send(action.stage_id, command, action.packed_job, *token_ids(self._jobs, command))
             else:
                 self._send_action(action)
         except MalformedMessage as error:
@@ -468,33 +459,3 @@ def _make_jobs(settings: RolloutBrokerSettings, journal: Journal, act: Any) -> J
 def _restore(jobs: Jobs, state: JobState, at: float) -> None:
     jobs.quota.submitted(state.holder, state.job_id, len(state.packed))
     jobs.transitions.restore(state.job_id, state.history, at)
-
-
-def _block(event: StageEvent, rest: Sequence[Frame]) -> Frame | None:
-    """Return the trajectory block of an event; raise `MalformedMessage` if its size is not as the event says."""
-    if isinstance(event, BlockSent | TurnsShown):
-        expected = not event.lost if isinstance(event, BlockSent) else event.has_block
-        if len(rest) != expected:
-            raise MalformedMessage(f"{type(event).__name__} came with {len(rest)} further frames")
-        return rest[0] if rest else None
-    tokens, kept = (event.tokens, event.kept is not None) if isinstance(event, PhaseEnd) else (0, False)
-    if len(rest) != (1 if tokens and not kept else 0):
-        raise MalformedMessage(f"{type(event).__name__} of {tokens} tokens came with {len(rest)} further frames")
-    if not isinstance(event, PhaseEnd):
-        return None
-    if isinstance(event, PhaseFailed) and event.outcome == Outcome.COMPLETED:
-        raise MalformedMessage(f"job {event.job_id} is said to have failed with outcome `completed`")
-    has_several = event.conversations or event.turn_rewards or event.rewards
-    if not (has_several or abs(event.reward or 0.0) <= LARGEST_REWARD):
-        raise MalformedMessage(f"job {event.job_id} has the reward {event.reward}")
-    if has_several and (problem := rewards_problem(event, event.rewards.values())):
-        raise MalformedMessage(f"job {event.job_id}: {problem}")
-    if not tokens:
-        if event.turns:
-            raise MalformedMessage(f"job {event.job_id} has {event.turns} turns and no tokens")
-        return None
-    if kept:
-        return None
-    if len(rest[0]) != block_bytes(tokens, event.turns, event.records):
-        raise MalformedMessage(f"the trajectory of job {event.job_id} has {len(rest[0])} bytes, not what it claims")
-    return rest[0]

@@ -438,7 +438,7 @@ class StagePool:
         place = self._nodes[node]
         place.slots = Counter()
         for stage in place.stages.values():
-            if stage.role != Phase.INIT:
+            if stage.role in (Phase.RUN, Phase.EVAL):
                 place.slots.update(dict.fromkeys(stage.tasks, stage.working_slots))
         for stage in place.stages.values():
             self._offer(stage)

@@ -13,7 +13,7 @@ import msgspec
 
 from ...errors import Busy, InvalidJob, UnknownTask
 from ...wire.messages.base import POLICY, endpoint_variables
-from ...wire.messages.jobs import Harness, NamedModel
+from ...wire.messages.jobs import Harness, NamedModel, Phase
 from ...wire.records import TEACHER, TOP_LOGPROBS, Recorded, teacher_of
 
 if TYPE_CHECKING:
@@ -48,9 +48,12 @@ class TaskCatalog:
 
     Args:
         models: the names of `[[backends]]` in the topology.
+        roles: those of its stage processes.
     """
 
-    def __init__(self, models: Iterable[str] = ()) -> None:
+    def __init__(self, models: Iterable[str] = (), roles: Iterable[Phase] = ()) -> None:
+        self._scores = Phase.SCORE in roles
+        """Whether the topology has, or has had, stage processes for teachers."""
         self._tasks: dict[str, Task] = {}
         """In order of the last announcement."""
         self._instances: dict[str, type[msgspec.Struct]] = {}
@@ -72,7 +75,8 @@ class TaskCatalog:
         self.wants_models = False
         """Whether a job waits for the backend broker's list."""
 
-    def add(self, tasks: Iterable[Task]) -> None:
+    def add(self, tasks: Iterable[Task], role: Phase = Phase.RUN) -> None:
+        self._scores |= role == Phase.SCORE
         for task in tasks:
             if self._tasks.pop(task.name, None) != task:
                 self._instances.pop(task.name, None)
@@ -184,6 +188,13 @@ class TaskCatalog:
     def _check_teacher(self, job: Job) -> None:
         model, _ = teacher_of(job.teacher)
         self._check_backends(job, model, "teacher")
+        if not self._scores:
+            raise InvalidJob(
+                f"job {job.job_id}: no stage process is for teachers; add one to the topology: [[stage]] with "
+                f'role = "score" and slots = 64',
+                job_id=job.job_id,
+                field="teacher",
+            )
         lacked = self._lacked(model, (TEACHER,))
         if lacked:
             one = lacked[0]

@@ -140,7 +140,7 @@ class TransitionLog:
         match action:
             case Queued(job_id, attempt, phase, error):
                 job = self._append(job_id, ToQueue(at, attempt, phase, *_short(error)))
-                job.address = (0, "") if phase == Phase.EVAL else None
+                job.address = (0, "") if phase in (Phase.EVAL, Phase.SCORE) else None
                 if error is not None:
                     self._losses.restarted(job_id, error)
             case Start(stage_id, command, _, node):

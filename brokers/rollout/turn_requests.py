@@ -1,8 +1,8 @@
 """`TurnRequests`: answers requests for the turns of unfinished jobs (`PeekTurns`).
 
 For a job in RUN, the broker asks the job's stage process, once for all equal requests, and holds the replies until the
-process answers or `TURNS_WAIT_S` have passed. For a job in EVAL, the broker has the trajectory itself, unless a node
-stores it.
+process answers or `TURNS_WAIT_S` have passed. For a job in EVAL or SCORE, the broker has the trajectory itself, unless
+a node stores it.
 """
 
 from __future__ import annotations
@@ -146,9 +146,9 @@ class TurnRequests:
         )
 
     def _recorded(self, record: JobRecord, known_tokens: int) -> tuple[TurnsSoFar | None, Sequence[Frame]]:
-        """Return RUN's turns of a job in EVAL."""
+        """Return RUN's turns of a job in EVAL or SCORE."""
         run, block = record.run, record.block
-        if run is None or record.phase != Phase.EVAL:
+        if run is None or record.phase not in (Phase.EVAL, Phase.SCORE):
             return None, []
         if isinstance(block, StoredBlock):
             try:

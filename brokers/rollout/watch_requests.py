@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .jobs import Jobs
     from .stage_pool import StagePool
 
+DRAINED_LAST = (Phase.EVAL, Phase.SCORE)
+"""They go on with the jobs of RUN."""
 NODES = 1000
 """Most nodes per reply."""
 
@@ -101,7 +103,7 @@ def _status(node: str, stages: StagePool, now: float) -> NodeStatus:
     state = NodeState.READY
     if all(stage.lease.quiet for stage in own):
         state = NodeState.SILENT
-    elif all(stage.leaving for stage in [one for one in own if one.role != Phase.EVAL] or own):  # EVAL drains last
+    elif all(stage.leaving for stage in [one for one in own if one.role not in DRAINED_LAST] or own):
         state = NodeState.DRAINING
     return NodeStatus(
         node=node,

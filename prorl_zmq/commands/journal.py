@@ -19,6 +19,8 @@ from .options import Config, Name, RunDir, named
 from .tables import console, table
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ..brokers.journal.journal_summary import JournalSummary, SessionSummary
 
 SESSIONS_SHOWN = 20
@@ -112,15 +114,17 @@ def summary_tables(summary: JournalSummary, damaged: int, now: float) -> Group:
     facts.add_row("results", f"{summary.results} uncollected{_age(summary.oldest_result_at, now)}, {blocks}")
     if damaged:
         facts.add_row("damaged", f"{damaged} of these; their clients hear that they are lost")
-    counts = [header for phase in Phase for header in (f">{phase.upper()} queued", ">held")]
-    cells = map(_session_cells, summary.sessions[:SESSIONS_SHOWN])
+    has_score = any(Phase.SCORE in {*one.queued, *one.held} for one in summary.sessions)
+    phases = [phase for phase in Phase if phase != Phase.SCORE or has_score]
+    counts = [header for phase in phases for header in (f">{phase.upper()} queued", ">held")]
+    cells = (_session_cells(one, phases) for one in summary.sessions[:SESSIONS_SHOWN])
     sessions = [table("session", *counts, "results", rows=cells, title="sessions")] if summary.sessions else []
     more = len(summary.sessions) - SESSIONS_SHOWN
     return Group(facts, *sessions, *([f"and {more} more sessions"] if more > 0 else []))
 
 
-def _session_cells(one: SessionSummary) -> list[str]:
-    counts = [str(counts.get(phase, 0)) for phase in Phase for counts in (one.queued, one.held)]
+def _session_cells(one: SessionSummary, phases: Iterable[Phase]) -> list[str]:
+    counts = [str(counts.get(phase, 0)) for phase in phases for counts in (one.queued, one.held)]
     results = ", ".join(f"{count} {outcome}" for outcome, count in sorted(one.results.items())) or "none"
     return [one.session, *counts, results]
 

@@ -89,7 +89,7 @@ def _stages(topology: Topology, slots: dict[str, str]) -> tuple[StageSettings, .
     for role, text in slots.items():
         if role not in set(Phase) or not text.isdecimal() or int(text) > 10_000:
             raise ConfigError(
-                f"--slots {role}={text}: write ROLE=N, with init, run or eval, and up to 10000", key="slots"
+                f"--slots {role}={text}: write ROLE=N, with init, run, eval or score, and up to 10000", key="slots"
             )
         if int(text):
             changed.append(StageSettings(Phase(role), slots=int(text)))

@@ -87,7 +87,8 @@ def layout(seen: Seen, *, details: bool) -> Group:
         for row in seen.rows
     )
     none = "there are none yet; `prorl node` joins one" if not seen.rows else None
-    headers = ("node", "host", "state", ">slots\ninit run eval", ">held", ">heard", *slurm)
+    roles = "init run eval score" if any(Phase.SCORE in row.slots for row in seen.rows) else "init run eval"
+    headers = ("node", "host", "state", f">slots\n{roles}", ">held", ">heard", *slurm)
     nodes = table(*headers, rows=rows, caption=seen.caption or none)
     lines = [_loss(lost) for lost in seen.lost] + _versions(seen.rows) + seen.problems
     return Group(nodes, *([_details(seen.rows)] if details else []), *map(text, lines))
@@ -113,7 +114,9 @@ def _state(row: NodeRow) -> str:
 
 
 def _slots(row: NodeRow) -> str:
-    return " ".join(f"{row.used.get(role, 0)}/{row.slots.get(role, 0)}" for role in Phase) if row.slots else ""
+    """Return the used slots and all slots of each stage; of SCORE only where there are some."""
+    roles = [role for role in Phase if role != Phase.SCORE or role in row.slots]
+    return " ".join(f"{row.used.get(role, 0)}/{row.slots.get(role, 0)}" for role in roles) if row.slots else ""
 
 
 def _time(seconds: float | None) -> str:

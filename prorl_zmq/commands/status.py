@@ -71,6 +71,8 @@ def status_tables(status: ServiceStatus, listed: BackendList) -> Group:
     for phase in Phase:
         of_phase = [stage for stage in status.stages if stage.role == phase]
         busy, slots = sum(stage.busy for stage in of_phase), sum(stage.slots for stage in of_phase)
+        if phase == Phase.SCORE and not of_phase:
+            continue
         rows.append((phase.upper(), len(of_phase), busy, slots, status.queued.get(phase, 0)))
     stages = table("stage", ">processes", ">busy", ">slots", ">queued", rows=rows, title="stages")
     ended = ", ".join(f"{count} {outcome}" for outcome, count in sorted(status.outcomes.items())) or "none"

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 ALIGNMENT = 64
 RUN_BYTES = 8
 ARRAYS: Final = {
-    TEACHER: ("teacher_logprobs", "teacher_top_ids", "teacher_top_logprobs"),
     TOP_LOGPROBS: ("top_ids", "top_logprobs"),
     SAMPLING_MASK: ("mask_counts", "mask_ids"),
     EXPERTS: (EXPERTS,),
+    TEACHER: ("teacher_logprobs", "teacher_top_ids", "teacher_top_logprobs"),
 }
 """The arrays of each record, in the order of a block; the first one has a row for each known token."""
 RAGGED: Final = {"mask_ids": "mask_counts"}
@@ -246,7 +246,7 @@ class RecordBuilder:
     def forms(self) -> tuple[RecordForm, ...]:
         return tuple(
             RecordForm(name, len(self._runs[name]), tuple(map(self._form, ARRAYS[name])))
-            for name in (TEACHER, *RECORD_NAMES)
+            for name in (*RECORD_NAMES, TEACHER)
             if name in self._runs
         )
 
@@ -264,6 +264,17 @@ class RecordBuilder:
         chunks = self._chunks[name]
         shape = (sum(map(len, chunks)), *chunks[0].shape[1:])
         return ArrayForm(name, np.result_type(*{chunk.dtype for chunk in chunks}).name, shape)  # type: ignore[arg-type]
+
+
+def with_record(block: Any, record: Any) -> memoryview:
+    """Return a copy of a trajectory's block (any buffer) with a further record, as `RecordBuilder.write` lays it."""
+    flat = np.frombuffer(block, np.uint8)
+    at = padded(len(flat))
+    joined = np.empty(at + len(record), np.uint8)
+    joined[: len(flat)] = flat
+    joined[len(flat) : at] = 0
+    joined[at:] = np.frombuffer(record, np.uint8)
+    return joined.data
 
 
 def _write(flat: NDArray[np.uint8], at: int, array: NDArray[Any]) -> int:

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..wire.records import NO_TOKEN
+from ..wire.records import NO_TOKEN, TEACHER
+from .records import ARRAYS, RecordBuilder, records_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+
+    from ..wire.messages.jobs import RecordForm
 
 SCORES_TOP_LIMIT = 64
 """Most likeliest tokens of a position: engines hold them for all positions of a text at once."""
@@ -49,6 +52,27 @@ def first_scores(top: int, weight_version: int = 0) -> Scores:
     """Return the scores of a text's first token."""
     empty = np.full((1, top), NO_TOKEN, np.int32)
     return Scores(np.zeros(1, np.float32), empty, np.zeros((1, top), np.float32), weight_version)
+
+
+def scores_record(
+    ranges: Sequence[tuple[int, int]], scores: Scores
+) -> tuple[tuple[RecordForm, ...], NDArray[np.uint8]]:
+    """Return the record `teacher` of a trajectory, and its part of the block, uint8.
+
+    Args:
+        ranges: the first token of each scored segment, and the token after its last. A first token has no row.
+        scores: of these segments, one after the other.
+    """
+    builder, at = RecordBuilder(), 0
+    for start, end in ranges:
+        part = scores.part(at + 1, at + end - start)
+        columns = (part.logprobs, part.top_ids, part.top_logprobs)
+        builder.add(TEACHER, start + 1, dict(zip(ARRAYS[TEACHER], columns, strict=True)))
+        at += end - start
+    forms = builder.forms()
+    block = np.zeros(records_bytes(forms), np.uint8)
+    builder.write(block, 0, forms)
+    return forms, block
 
 
 def joined_scores(parts: Sequence[Scores]) -> Scores:

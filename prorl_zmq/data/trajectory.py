@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from ..errors import EngineFailed, MalformedMessage, NotTrainable
-from ..wire.records import EXPERTS, TEACHER
+from ..wire.records import EXPERTS
 from .conversations import labels_of, rewards_problem, tokens_of_own_model, trained_rewards
 from .printed import TurnLine, conversation_text, trajectory_html, trajectory_line, turn_label
 from .records import ARRAYS, NO_RECORDS, RecordBuilder, Records, padded, read_records, records_bytes
@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     from ..errors import ErrorInfo
     from ..wire.messages.jobs import ConversationPart, RecordForm, Result
     from ..wire.messages.stages import PhaseDone, PhaseFailed
-    from .scores import Scores
 
 TOKEN_BYTES = 13
+TOKEN_ID_BYTES = 4
+"""Of its id; all ids come first in a block."""
 """Bytes per token: three 4-byte values and one bool."""
 TURN_BYTES = 12
 """Bytes per turn: three int32."""
@@ -394,13 +395,6 @@ class TrajectoryBuilder:
             except ValueError as error:
                 raise EngineFailed(str(error)) from error
             self.rows_known += count if is_experts else 0
-
-    def add_scores(self, start: int, scores: Scores) -> None:
-        """Add a teacher's scores of the segment at `start`, as the record `teacher`; its first token has no row."""
-        builder = self._records = self._records or RecordBuilder()
-        columns = (scores.logprobs, scores.top_ids, scores.top_logprobs)
-        rows = {name: column[1:] for name, column in zip(ARRAYS[TEACHER], columns, strict=True)}
-        builder.add(TEACHER, start + 1, rows)
 
     def append(self, other: TrajectoryBuilder) -> None:
         """Append another conversation, as segments of its own."""

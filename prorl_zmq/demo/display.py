@@ -76,7 +76,7 @@ class Display:
         table = Table(title=f"step {len(self._rewards) + 1} of {self._steps}", title_justify="left")
         for column in ("", "busy", "slots", "queued"):
             table.add_column(column, justify="left" if not column else "right")
-        for phase in Phase:
+        for phase in (Phase.INIT, Phase.RUN, Phase.EVAL):
             stages = [stage for stage in status.stages if stage.role == phase]
             busy, slots = sum(stage.busy for stage in stages), sum(stage.slots for stage in stages)
             table.add_row(phase.upper(), str(busy), str(slots), str(status.queued.get(phase, 0)))

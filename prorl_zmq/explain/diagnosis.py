@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..wire.messages.jobs import Outcome, Phase
 from .critical_path import critical_path
 from .explanation import Explanation, Finding, PartRow, StageRow
-from .parts import BACKEND, is_work, stage_of, work_name
+from .parts import BACKEND, WORKING, is_work, stage_of, work_name
 from .replay import Change, replay
 from .sentences import GAIN, LEADING, SATURATED, sentences, use_sentence
 from .suspects import Kind, Suspect, suspects
@@ -97,7 +97,7 @@ def diagnose(recording: Recording, of: str, notes: tuple[str, ...] = ()) -> Expl
         sentences=sentences(recording, of, named, path, sureness, doubts),
         sureness=sureness,
         doubts=tuple(doubts),
-        stages=tuple(_stage_row(use) for use in recording.use.values()),
+        stages=tuple(_stage_row(use) for use in recording.use.values() if use.slots or use.stage != Phase.SCORE),
         parts=_part_rows(recording, path, {part: without_s(one) for part, one in structural.items()}),
         others=tuple(map(finding, rivals)),
         critical_jobs=tuple(path.job_ids[:SHOWN_JOBS]),
@@ -109,7 +109,7 @@ def _structural(recording: Recording, part: str) -> tuple[Suspect, ...]:
     """Return the suspects for a part of the critical path, before it its stage's slots if they are few."""
     stage = stage_of(part)
     use = recording.use[Phase(stage.lower())]
-    most = max(other.slots for other in recording.use.values())
+    most = max(other.slots for other in recording.use.values() if other.stage in (use.stage, *WORKING))
     kind: Kind = "engine" if part in ("engine", BACKEND) else "tool" if part.startswith("tool.") else "stage"
     name = part.removeprefix("tool.") if kind != "stage" else stage  # `engine`, or that there is none
     itself = Suspect(kind, name, use_sentence(use), Change(partial(_without, part)), stage=stage, part=part)

@@ -18,6 +18,8 @@ CLIENT, HANDOVER = "client", "handover"
 """The wait for the client's next submission; the way from one process to the next."""
 WAIT = "wait for "
 """Prefix of a stage's name."""
+WORKING = (Phase.INIT, Phase.RUN, Phase.EVAL)
+"""The stages whose slots do work; those of SCORE only wait."""
 
 
 def median_parts(each: Collection[Mapping[str, float]]) -> dict[str, float]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..system.duration import duration
 from ..wire.messages.jobs import Phase
-from .parts import BACKEND, OWN_CODE, stage_of, work_name
+from .parts import BACKEND, OWN_CODE, WORKING, stage_of, work_name
 from .peers import LEAST, Like, Slow, slower
 from .replay import Change, Factor
 from .rollout import medians
@@ -246,7 +246,7 @@ def _stragglers(recording: Recording) -> Iterator[Suspect]:
 
 def _client(recording: Recording) -> Iterator[Suspect]:
     span_s = max(rollout.accepted for rollout in recording.rollouts) - recording.began
-    slots = max(recording.slots_of(phase) for phase in Phase)
+    slots = max(recording.slots_of(phase) for phase in WORKING)
     at_once = sum(rollout.worked_s for rollout in recording.rollouts) / max(recording.wall_s, 1e-9)
     evidence = (
         f"the rollouts were submitted over {duration(span_s)}, and {at_once:.1f} of them were at work on average, in "

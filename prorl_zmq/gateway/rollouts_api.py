@@ -154,7 +154,7 @@ class RolloutsApi:
                     return reached_at(trace)
                 except EndpointFailed as error:
                     return refused(502, error.message)
-            if trace.outcome is not None or any(span.phase == "eval" for span in trace.spans):
+            if trace.outcome is not None or any(span.phase in ("eval", "score") for span in trace.spans):
                 return refused(410, f"the rollout {job_id} has ended; its trajectory is with who opened it")
         return refused(503, f"the rollout {job_id} has not begun within {OPEN_S:g} s: all slots of RUN are taken")
 

@@ -118,7 +118,7 @@ class ChildService(ChildProcess):
                 listed: BackendList = client.backends.ask(ListBackends(new_id()), 1.0)
                 if problem := no_engine_left(listed):
                     raise ConfigError(f"the service's engine cannot be started: {problem}")
-                if roles == {"init", "run", "eval"} and listed.backends:
+                if roles >= {"init", "run", "eval"} and listed.backends:
                     return
                 client.collect(1, wait_s=0.2)
         raise RequestTimeout(

@@ -30,7 +30,7 @@ BY_PROCESS: dict[str, tuple[str | Preload, ...]] = {
         *("prorl_zmq.inference.hosting.host", "prorl_zmq.inference.hosting.builtin_kinds"),
         *("prorl_zmq.inference.embedded.embedded_engine", "prorl_zmq.inference.policy"),
     ),
-    **dict.fromkeys(("stage_init", "stage_run", "stage_eval"), STAGE),
+    **dict.fromkeys(("stage_init", "stage_run", "stage_eval", "stage_score"), STAGE),
     **dict.fromkeys(("gateway", "dashboard", "metrics"), GATEWAY),
 }
 

@@ -395,9 +395,9 @@ class Supervisor:
         return count if there else 0
 
     async def _drain(self, limit_s: float) -> None:
-        """Have stage processes finish their jobs: EVAL last, since it continues those of RUN."""
+        """Have stage processes finish their jobs: EVAL after RUN, whose jobs it continues, and SCORE last."""
         until = asyncio.get_running_loop().time() + limit_s
-        for roles in ({"init", "run"}, {"eval"}):
+        for roles in ({"init", "run"}, {"eval"}, {"score"}):
             living = {plan.name for plan in self._living(STAGE_RANK) if plan.stage_role in roles}
             left_s = until - asyncio.get_running_loop().time()
             if not living or left_s <= 0 or self._hurrying.is_set():

@@ -78,14 +78,15 @@ class LocalService:
     At the block's end all that is its own is gone: threads, sockets, sandboxes, child processes, and `run_dir`.
 
     Args:
-        handlers: the tasks that it serves, by name: classes, of which INIT, RUN and EVAL each get an instance, as in a
+        handlers: the tasks that it serves, by name: classes, of which each stage gets an instance, as in a
             service; or instances, which they share. None: the tasks of the installed packages.
         engine: what talks, such as `say("4")`; anything that is an `Engine`, or a function that starts one on the
             service's loop. None: a job that wants to talk ends with `no_backend`.
-        models: engines of other models than the policy, by name, for `Job.model` and `Job.models`.
+        models: engines of other models than the policy, by name, for `Job.model`, `Job.models` and `Job.teacher`. With
+            one of them there is a stage SCORE too.
         sandbox: what the jobs' tools act in: `process` isolates nothing; `bubblewrap` and others, if the machine has
             them, as in a service.
-        slots: jobs that each of INIT, RUN and EVAL works on at a time.
+        slots: jobs that each stage works on at a time.
         topology: tables of a topology file, for what else is to differ, such as
             `{"rollout_broker": {"max_jobs": 10}}`.
         start_limit_s: how long the service may take until it is ready; an engine with a model takes its time.
@@ -119,7 +120,8 @@ class LocalService:
             _check_model(name)
             _check_engine(other)
         self._start_limit_s = start_limit_s
-        self._handlers = {role: _made(handlers) for role in Phase}
+        roles = [role for role in Phase if role != Phase.SCORE or self._models]
+        self._handlers = {role: _made(handlers) for role in roles}
         if type(slots) is not int or slots < 1:
             raise ConfigError(f"slots has to be a number of jobs, at least 1; not {slots!r}", key="slots")
         self._slots = slots
@@ -242,7 +244,7 @@ class LocalService:
         until = time.monotonic() + self._start_limit_s
         with self.client(timeout_s=START_LIMIT_S) as client:
             engines = self._has_engine + len(self._models)
-            while len(client.status().stages) < len(Phase) or len(client.backends.list()) < engines:
+            while len(client.status().stages) < len(self._handlers) or len(client.backends.list()) < engines:
                 for part in self._parts:
                     if part.done():
                         part.result()

@@ -68,7 +68,7 @@ def test_nodes_are_an_array_of_jobs_of_one_host_each() -> None:
 def test_engine_hosts_have_gpus_and_no_stages_and_requeue_themselves_if_asked() -> None:
     script = JobScripts(CLUSTER, DIR).group("engines", 2)
     assert {"--gres=gpu:8", "--signal=USR1@135", "requeue"} <= {*options(script)}
-    assert "--slots init=0 --slots run=0 --slots eval=0\n" in script
+    assert "--slots init=0 --slots run=0 --slots eval=0 --slots score=0\n" in script
     assert "image stage" not in script
     assert '[ $code -eq 0 ] && scontrol requeue "$SLURM_JOB_ID"' in script
 

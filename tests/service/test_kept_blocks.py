@@ -27,9 +27,9 @@ pytestmark = pytest.mark.xdist_group("services in folders")
 
 
 @contextmanager
-def keeping() -> Iterator[Cluster]:
+def keeping(more: str = "") -> Iterator[Cluster]:
     """A service with one rollout broker whose nodes keep trajectories, and no node yet."""
-    with cluster(KEPT, brokers=1) as made:
+    with cluster(KEPT + more, brokers=1) as made:
         made.serve().wait_line("ready; clients and nodes find it")
         yield made
 
@@ -58,7 +58,7 @@ def fetched(cluster: Cluster, way: str, monkeypatch: pytest.MonkeyPatch, jobs: S
     with cluster.client() as client:
         client.submit(jobs)
         ended(client, len(jobs))
-        assert len(blocks(cluster, "one")) == len(jobs)
+        until(lambda: len(blocks(cluster, "one")) == len(jobs), "a block for each, with its scores", 20)
         assert not list((cluster.folder / "journals").glob("*.segment-*")), "nothing of them is in the journal"
         if way == "over TCP":
             socket.rename(hidden)

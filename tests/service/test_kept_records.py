@@ -36,15 +36,15 @@ pytestmark = pytest.mark.xdist_group("services in folders")
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Cluster]:
-    with keeping() as made:
+    with keeping('[[stage]]\nrole = "score"\n') as made:
         made.node("one").wait_line("ready: one")
         yield made
 
 
-def job(number: int) -> Job:
+def job(number: int, teacher: str = "") -> Job:
     instance = {"problem": f"{number}", "ground_truth": "1"}
     record = (f"top_logprobs:{TOP}", "sampling_mask")
-    return Job(task="math", instance=instance, backend_wait_s=20, sampling=SAMPLING, record=record)
+    return Job(task="math", instance=instance, backend_wait_s=20, sampling=SAMPLING, record=record, teacher=teacher)
 
 
 def check(trajectories: list[Trajectory], jobs: int) -> None:
@@ -65,11 +65,27 @@ def check(trajectories: list[Trajectory], jobs: int) -> None:
         assert np.sort(one.records["mask_ids"][:40]).tolist() == np.sort(one.records["top_ids"][0, :40]).tolist()
 
 
+def check_scores(trajectory: Trajectory) -> None:
+    """Check the scores that the policy gave itself, behind the records of RUN."""
+    rows = trajectory.records.rows("teacher")
+    assert rows.tolist() == list(range(1, len(trajectory.token_ids)))
+    policy = base_policy()
+    logits = policy.logits(policy.contexts(trajectory.token_ids)[rows])
+    expected = log_softmax(logits)[np.arange(len(rows)), trajectory.token_ids[rows]]
+    np.testing.assert_allclose(trajectory.records["teacher_logprobs"], expected, atol=1e-4)
+    assert trajectory.records["teacher_top_ids"].shape == (len(rows), 3)
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("way", ["mapped", "over TCP", "by the broker"])
 def test_clients_get_records_that_the_node_keeps(shared: Cluster, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = fetched(shared, way, monkeypatch, [job(number) for number in range(4)])
+    jobs = [job(number, "policy:3" if number % 2 else "") for number in range(4)]
+    found = fetched(shared, way, monkeypatch, jobs)
     check(found, 4)
+    taught = [one for one in found if one.job_id in {jobs[1].job_id, jobs[3].job_id}]
+    assert ["teacher" in one.records.names for one in found] == [one in taught for one in found]
+    for one in taught:
+        check_scores(one)
     if way == "mapped":
         assert {one.records["top_ids"].ctypes.data % 64 for one in found} == {0}
 

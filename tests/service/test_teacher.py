@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from recording_engine import RecordingEngine
 from support.rescoring import teacher_policy
+from support.waiting import until
 from teachers import TOP, Moody, check_scores, of_other_words, without_context
 
 from prorl_zmq import Job, PhaseLimits, Role, Sampling
@@ -134,7 +136,7 @@ def test_the_scores_of_all_segments_arrive_in_the_result(service: LocalService) 
     assert (trajectory.reward, result.records_dropped) == (1.0, {})
     assert result.metrics["scored_tokens"] == len(trajectory.token_ids)
     assert result.metrics["teacher_weight_version"] == 5
-    assert result.timings["teacher"] > 0
+    assert result.timings["score"] > 0
 
 
 def test_only_the_tokens_of_the_jobs_own_model_are_scored(service: LocalService) -> None:
@@ -154,14 +156,14 @@ def test_other_arrays_are_as_without_a_teacher(service: LocalService) -> None:
     sampling, record = Sampling(max_tokens=12, seed=3, top_k=8), ("top_logprobs:4", "sampling_mask", "experts")
     taught = run(service, sampling=sampling, record=record)
     alone = run(service, sampling=sampling, record=record, teacher="")
-    assert taught.records.names == ("teacher", *alone.records.names)
+    assert taught.records.names == (*alone.records.names, "teacher")
     assert taught.records["teacher_top_ids"].shape == (len(taught.token_ids) - 2, 0), "none asked for"
     check_scores(scores_of(taught, 0), taught, teacher_policy(), 0)
     for name in ("token_ids", "loss_mask", "logprobs", "weight_versions", "turns"):
         assert getattr(taught, name).tobytes() == getattr(alone, name).tobytes()
     for name, array in alone.records.items():
         np.testing.assert_array_equal(taught.records[name], array)
-    assert "teacher" not in alone.result.timings
+    assert not {"score", "score_queue"} & alone.result.timings.keys()
 
 
 def test_the_policy_may_be_its_own_teacher(service: LocalService) -> None:
@@ -230,9 +232,33 @@ def test_a_cancelled_rollout_leaves_its_teacher(service: LocalService) -> None:
     assert STUCK.ended.wait(WAIT_S)
 
 
+def test_rollouts_go_on_while_all_teachers_hang() -> None:
+    stuck = Stuck()
+    with (
+        LocalService(handlers={"talk": Talk}, engine=RecordingEngine(), models={"stuck": stuck}, slots=2) as started,
+        started.client(timeout_s=WAIT_S) as client,
+    ):
+        sampling = Sampling(max_tokens=4)
+        waiting = client.submit(Job(task="talk", instance={}, teacher="stuck", sampling=sampling) for _ in range(6))
+        assert stuck.began.wait(WAIT_S)
+        others = client.submit(Job(task="talk", instance={}, sampling=sampling) for _ in range(6))
+        found = list(islice(client.stream(), 6))
+        assert sorted(one.job_id for one in found) == sorted(others)
+        until(lambda: client.status().queued.get("score") == 4, "all others have their rewards", WAIT_S)
+        assert not stuck.ended.is_set()
+        status = client.status()
+        assert (status.running["score"], status.running["run"], status.running["eval"]) == (2, 0, 0)
+        for job_id in waiting:
+            client.cancel(job_id)
+        left = list(client.stream())
+    assert {(one.outcome, one.reward) for one in left} == {("cancelled", None)}
+    assert all(len(one.token_ids) for one in left), "what RUN wrote is there"
+
+
 def test_a_teacher_with_another_tokenizer_fails_the_job(service: LocalService) -> None:
     trajectory = run(service, teacher="foreign")
     assert trajectory.outcome == "failed"
+    assert len(trajectory.token_ids) == 0, "before the first token"
     assert trajectory.error is not None
     assert trajectory.error.code == "invalid_job"
     assert "'foreign'" in trajectory.error.message
@@ -250,6 +276,13 @@ def test_a_teacher_that_cannot_be_is_refused_at_the_front_door(service: LocalSer
     with pytest.raises(InvalidJob, match=words) as refused:
         run(service, teacher=teacher)
     assert refused.value.field == "teacher"
+
+
+def test_a_service_without_processes_for_teachers_refuses_them() -> None:
+    with LocalService(handlers={"talk": Talk}, engine=RecordingEngine()) as started:
+        with pytest.raises(InvalidJob, match=r'no stage process is for teachers; .* role = "score"') as refused:
+            run(started, teacher="policy")
+        assert refused.value.field == "teacher"
 
 
 @pytest.mark.parametrize("teacher", ["teacher:0", "teacher:65", "teacher:", "a b", ":4"])

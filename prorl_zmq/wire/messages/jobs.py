@@ -40,6 +40,8 @@ class Phase(StrEnum):
     INIT = "init"
     RUN = "run"
     EVAL = "eval"
+    SCORE = "score"
+    """Only of a job with a `teacher`."""
 
 
 class Outcome(StrEnum):
@@ -93,11 +95,12 @@ class PhaseLimits(Part, frozen=True):
     run_s: Seconds = 1800.0
     eval_s: Seconds = 600.0
     teacher_s: Seconds = 600.0
-    """Of the job's `teacher`, after RUN and beyond `run_s`; metrics and timelines show it as RUN."""
+    """Of SCORE: the answer of the job's `teacher`. Beyond it, the result has no scores."""
 
     def of(self, phase: Phase) -> float:
         """Return the limit of one phase, in seconds."""
-        return float(self.init_s if phase == Phase.INIT else self.run_s if phase == Phase.RUN else self.eval_s)
+        limits: dict[Phase, float] = {Phase.INIT: self.init_s, Phase.RUN: self.run_s, Phase.EVAL: self.eval_s}
+        return float(limits.get(phase, self.teacher_s))
 
 
 TrainedOn = Literal["main", "subagent", "side", "compaction", "all"]
@@ -235,7 +238,7 @@ class Job(Part, frozen=True, kw_only=True):
     """What the trajectory's `records` hold beside its tokens (see `docs/records.md`): `top_logprobs:K`,
     `sampling_mask`, `experts`. The service refuses what the policy's engines cannot give."""
     teacher: TeacherAsked = ""
-    """The model that scores the trajectory when RUN has ended, as `teacher` or, with the K likeliest tokens at each
+    """The model that scores the trajectory when it has its reward, as `teacher` or, with the K likeliest tokens at each
     place (1 to 64), as `teacher:K`; its scores are the record `teacher` (see `docs/models.md`). Empty: none."""
     traceparent: str = ""
     """The W3C trace context of the parent of the job's span (see `docs/traces.md`): the client fills in that of the
@@ -377,8 +380,8 @@ class Result(Part, frozen=True, kw_only=True):
     metrics: dict[MeasureName, float] = {}
     """Counts and measures of the agent loop (`turns`, `tool_calls`, …) and those of the handler."""
     timings: dict[MeasureName, float] = {}
-    """Seconds per phase (`init`, `run`, `eval`), queue (`init_queue`, …), tool (`tool.bash`), in the `engine`, and of
-    the wait for a `backend`, if that was long."""
+    """Seconds per phase (`init`, `run`, `eval`, `score`), queue (`init_queue`, …), tool (`tool.bash`), in the `engine`,
+    and of the wait for a `backend`, if that was long."""
     steps: Steps = ()
     """The timed steps of RUN, ordered by their ends, the first if there are very many; without those under a
     millisecond."""

@@ -7,8 +7,10 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from ...errors import ErrorInfo
+from .backends import ChatSettings
 from .base import (
     CONVERSATIONS_LIMIT,
+    SEGMENTS_LIMIT,
     TASK_LIMIT,
     UNSAID_PROTOCOL,
     AnnouncedKey,
@@ -45,6 +47,7 @@ from .watching import Tokens, TurnsSoFar
 
 ConversationNames = Annotated[tuple[Identifier, ...], Meta(max_length=CONVERSATIONS_LIMIT)]
 Keep = Literal["broker", "node"]
+TokenPlace = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 ReportNumber = Annotated[int, Meta(ge=0, le=2**62)]
 
 
@@ -142,7 +145,8 @@ class StageLeaving(Message, frozen=True):
 class PhaseEnd(Message, frozen=True, kw_only=True):
     """Base of the two ends of a phase.
 
-    RUN's have one further frame, the trajectory's block, if `tokens` is not 0 and the block is not `kept`.
+    RUN's have one further frame, the trajectory's block, if `tokens` is not 0 and the block is not `kept`. SCORE's have
+    one, the block of their `records` without a trajectory, if they have records and these are not `kept`.
     """
 
     stage_id: Identifier
@@ -171,11 +175,14 @@ class PhaseEnd(Message, frozen=True, kw_only=True):
     notes: Notes = {}
     """For people, from RUN and EVAL."""
     records: RecordForms = ()
-    """From RUN, as in `Result`."""
+    """From RUN, as in `Result`; from SCORE, the record `teacher`."""
     records_dropped: RecordsDropped = {}
-    """From RUN, as in `Result`."""
+    """From RUN and SCORE, as in `Result`."""
+    chat: ChatSettings | None = None
+    """From RUN of a job with a teacher: that of the policy's backend, whose token ids the trajectory has."""
     kept: BlockHandle | None = None
-    """From a node's broker: the trajectory's block stays on the node."""
+    """From a node's broker: the trajectory's block stays on the node. From SCORE on a node: the block with which it
+    began; the node's broker adds the scores to it, and passes on the handle of the new block."""
 
 
 class PhaseDone(PhaseEnd, frozen=True, kw_only=True):
@@ -253,8 +260,25 @@ class StageRefused(Message, frozen=True):
     error: ErrorInfo
 
 
+class TextToScore(Part, frozen=True, kw_only=True):
+    """A trajectory that a teacher is to score."""
+
+    chat: ChatSettings
+    """Of the engine whose token ids it has."""
+    tokens: Count
+    """T: its length."""
+    ranges: Annotated[tuple[tuple[TokenPlace, TokenPlace], ...], Meta(max_length=SEGMENTS_LIMIT + 1)]
+    """The segments to score: the first token of each, and the token after its last."""
+    kept: BlockHandle | None = None
+    """The trajectory's block, which the node keeps; None: the rollout broker has it."""
+
+
 class StartPhase(Message, frozen=True, kw_only=True):
-    """Run one phase of a job. Further frame: the packed `Job`."""
+    """Run one phase of a job. Further frame: the packed `Job`.
+
+    SCORE has one more, the token ids of the trajectory, int32 [T]: from the rollout broker, or from the node's broker
+    if the node keeps the block. It is empty if they cannot be read.
+    """
 
     job_id: JobIdentifier
     attempt: Attempt
@@ -263,6 +287,8 @@ class StartPhase(Message, frozen=True, kw_only=True):
     phase_data: dict[str, Any] = {}
     conversations: ConversationNames = ()
     """For EVAL: the names of RUN's conversations; empty: one, `main`."""
+    text: TextToScore | None = None
+    """For SCORE."""
     origin: Identifier | Literal[""] = ""
     """From a node's broker: the rollout broker that owns the job."""
     traceparent: ShortText = ""

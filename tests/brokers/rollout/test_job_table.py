@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from prorl_zmq.brokers.rollout.actions import Action, Close, End, Queued, Start, Stop, Unassign
 from prorl_zmq.brokers.rollout.held_jobs import STOP_GRACE_S
@@ -13,7 +14,20 @@ from prorl_zmq.brokers.rollout.job_table import JobTable
 from prorl_zmq.brokers.rollout.stage_pool import SlotClaim
 from prorl_zmq.errors import ErrorInfo
 from prorl_zmq.wire import codec
-from prorl_zmq.wire.messages.jobs import Job, Outcome, Outside, Phase, PhaseLimits, Result, SandboxHandle
+from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.jobs import (
+    ArrayForm,
+    BlockHandle,
+    ConversationPart,
+    Job,
+    Outcome,
+    Outside,
+    Phase,
+    PhaseLimits,
+    RecordForm,
+    Result,
+    SandboxHandle,
+)
 from prorl_zmq.wire.messages.stages import PhaseDone, PhaseFailed, StageReport, Task
 
 LEASE_S = 10.0
@@ -56,7 +70,13 @@ class Table:
         return self._note(self.table.stage_reported(report, self.now))
 
     def submit(
-        self, job_id: str = "a", *, max_attempts: int = 3, session: str = "s", outside: Outside | None = None
+        self,
+        job_id: str = "a",
+        *,
+        max_attempts: int = 3,
+        session: str = "s",
+        outside: Outside | None = None,
+        teacher: str = "",
     ) -> list[Action]:
         job = Job(
             task="math",
@@ -65,7 +85,8 @@ class Table:
             max_attempts=max_attempts,
             outside=outside,
             stage_wait_s=5.0,
-            limits=PhaseLimits(LIMIT_S, LIMIT_S, LIMIT_S),
+            limits=PhaseLimits(LIMIT_S, LIMIT_S, LIMIT_S, LIMIT_S),
+            teacher=teacher,
         )
         return self._note(self.table.submit(session, job, codec.encode(job), self.now))
 
@@ -102,11 +123,15 @@ class Table:
         """Submit job `a`, have a process of each role, and bring it to where it is held by that of `phase`."""
         for role in Phase:
             self.stage(f"{role}-1")
-        self.submit()
+        self.submit(teacher="teacher" if phase == Phase.SCORE else "")
         if phase != Phase.INIT:
             self.done("init-1", sandbox=sandbox)
-        if phase == Phase.EVAL:
-            self.done("run-1", block=b"block", sandbox=sandbox, tokens=1, turns=0, stop_reason="done", backend="x")
+        if phase in (Phase.EVAL, Phase.SCORE):
+            more: dict[str, Any] = {"chat": ChatSettings()} if phase == Phase.SCORE else {}
+            more |= {"tokens": 1, "turns": 0, "stop_reason": "done", "backend": "x"}
+            self.done("run-1", block=b"block", sandbox=sandbox, **more)
+        if phase == Phase.SCORE:
+            self.done("eval-1", reward=0.5)
         self.actions.clear()
 
     def where(self) -> tuple[Phase, JobStatus] | None:
@@ -426,7 +451,7 @@ def test_a_job_that_has_ended_is_unknown() -> None:
 # Failed ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("phase", [Phase.INIT, Phase.RUN, Phase.EVAL])
 def test_a_failure_without_retry_ends_the_job(phase: Phase) -> None:
     table = Table()
     table.bring_to(phase, SANDBOX)
@@ -706,7 +731,7 @@ def test_a_process_is_told_to_stop_what_is_not_its_own() -> None:
 # Time -----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("phase", [Phase.INIT, Phase.RUN, Phase.EVAL])
 def test_a_phase_that_cannot_be_stopped_times_out(phase: Phase) -> None:
     table = Table()
     table.bring_to(phase, SANDBOX)
@@ -726,13 +751,13 @@ def test_a_phase_that_cannot_be_stopped_times_out(phase: Phase) -> None:
     assert any(isinstance(action, Unassign) for action in table.actions) == (phase == Phase.RUN)
 
 
-def test_the_limit_of_run_includes_the_teachers_time() -> None:
+def test_each_phase_has_a_limit_of_its_own() -> None:
     limits = PhaseLimits(7.0, 10.0, 8.0, teacher_s=5.0)
     job = Job(task="math", instance={}, job_id="a", teacher="teacher", limits=limits)
-    record = JobRecord(1, "s", "a", "math", 5.0, b"", job, phase=Phase.RUN)
-    assert "took longer than its limit of 15 s" in overdue(record).message
-    record.phase = Phase.EVAL
-    assert overdue(record).fields["limit_s"] == 8.0
+    record = JobRecord(1, "s", "a", "math", 5.0, b"", job)
+    for phase, limit_s in ((Phase.INIT, 7.0), (Phase.RUN, 10.0), (Phase.EVAL, 8.0), (Phase.SCORE, 5.0)):
+        record.phase = phase
+        assert overdue(record).fields["limit_s"] == limit_s
 
 
 def test_a_job_that_no_process_serves_ends_after_the_wait_that_it_allows() -> None:
@@ -841,8 +866,11 @@ def test_a_queued_job_is_cancelled() -> None:
 def test_a_held_job_is_stopped_and_cancelled(phase: Phase) -> None:
     table = Table()
     table.bring_to(phase, SANDBOX)
-    actions = table.table.cancel("a", 0.0)
+    actions = table.cancel("a")
     expected = {Phase.INIT: [Stop, End], Phase.RUN: [Stop, Unassign, Close, End], Phase.EVAL: [Stop, Close, End]}
+    expected[Phase.SCORE] = [Stop, Unassign, End]
+    assert table.result().outcome == Outcome.CANCELLED
+    assert table.result().reward is None
     assert [type(action) for action in actions] == expected[phase]
 
 
@@ -1005,3 +1033,158 @@ def test_changes_are_given_once_and_not_of_jobs_that_ended() -> None:
     table.cancel("a")
     (state,) = table.table.take_changes()
     assert (state.job_id, state.stage_id, state.phase) == ("b", "init-1", Phase.INIT)
+
+
+# SCORE ----------------------------------------------------------------------------------------------------------------
+
+
+SCORES = RecordForm("teacher", 1, (ArrayForm("teacher_logprobs", "float32", (1,)),))
+BY_TEACHER: dict[str, Any] = {"block": b"block", "tokens": 2, "turns": 0, "chat": ChatSettings()}
+KEPT = BlockHandle(node="local", block_id="one", checksum=1, endpoint="tcp://node")
+
+
+def unscored(result: Result) -> tuple[Outcome, float | None, str]:
+    assert result.error is None
+    return result.outcome, result.reward, result.records_dropped["teacher"]
+
+
+def test_a_teacher_scores_what_has_a_reward_and_the_result_has_its_record() -> None:
+    table = Table()
+    table.bring_to(Phase.RUN, SANDBOX)
+    table.done("run-1", sandbox=SANDBOX, **BY_TEACHER)
+    closed, queued, start = table.done("eval-1", reward=0.5, notes={"said": "well"})
+    assert (closed, queued) == (Close(SANDBOX), Queued("a", 1, Phase.SCORE, None)), "its sandbox does not wait"
+    assert isinstance(start, Start)
+    text = start.command.text
+    assert text is not None
+    assert (text.tokens, text.ranges, text.kept, start.command.sandbox) == (2, ((0, 2),), None, None)
+    table.done("score-1", block=b"block, scores", records=(SCORES,), metrics={"scored_tokens": 2.0})
+    (end,) = (one for one in table.actions if isinstance(one, End))
+    result = end.finished.result
+    assert (result.outcome, result.reward, result.notes) == (Outcome.COMPLETED, 0.5, {"said": "well"})
+    assert (result.records, result.records_dropped, end.finished.block) == ((SCORES,), {}, b"block, scores")
+    assert result.metrics["scored_tokens"] == 2.0
+    assert result.timings["score_queue"] == 0.0
+
+
+def test_a_teacher_scores_no_other_models_tokens() -> None:
+    table = Table()
+    table.bring_to(Phase.RUN)
+    parts = (ConversationPart("main", 0, 1), ConversationPart("critic", 1, 1, model="critic", trained=True))
+    table.done("run-1", **(BY_TEACHER | {"tokens": 5}), segments=(3,), conversations=parts)
+    table.done("eval-1", reward=0.5)
+    (text,) = (one.command.text for one in table.actions if isinstance(one, Start) and one.command.text)
+    assert text.ranges == ((0, 3),)
+
+
+def test_what_has_no_reward_is_not_scored() -> None:
+    table = Table()
+    table.bring_to(Phase.RUN)
+    table.done("run-1", **BY_TEACHER)
+    table.failed("eval-1")
+    assert table.where() is None
+    assert table.result().outcome == Outcome.FAILED
+
+
+def test_a_failure_with_a_reward_is_scored_and_stays_a_failure() -> None:
+    table = Table()
+    table.bring_to(Phase.RUN)
+    table.failed("run-1", reward=0.0, **BY_TEACHER)
+    assert table.where() == (Phase.SCORE, JobStatus.HELD)
+    table.done("score-1", block=b"both", records=(SCORES,))
+    result = table.result()
+    assert (result.outcome, result.reward, result.records) == (Outcome.FAILED, 0.0, (SCORES,))
+    assert result.error == ErrorInfo("handler_failed", "the handler raised")
+
+
+def test_a_lost_process_repeats_scoring_only() -> None:
+    table = Table()
+    table.bring_to(Phase.SCORE)
+    table.stage("score-2")
+    table.actions.clear()
+    table.leave("score-1")
+    assert started(table.actions) == [("score-2", "a", 2)]
+    table.done("score-2", attempt=2, block=b"both", records=(SCORES,))
+    result = table.result()
+    assert (result.outcome, result.reward, result.attempt) == (Outcome.COMPLETED, 0.5, 2)
+    assert table.table.redelivered == 1
+
+
+def test_a_job_that_lost_all_attempts_of_scoring_keeps_its_reward() -> None:
+    table = Table()
+    table.bring_to(Phase.SCORE)
+    for attempt in (1, 2, 3):
+        table.failed("score-1", attempt=attempt, retry=True)
+    assert unscored(table.result()) == (Outcome.COMPLETED, 0.5, "handler_failed: the handler raised")
+
+
+def test_a_failed_teacher_costs_the_scores_only() -> None:
+    table = Table()
+    table.bring_to(Phase.SCORE)
+    table.failed("score-1")
+    assert unscored(table.result()) == (Outcome.COMPLETED, 0.5, "handler_failed: the handler raised")
+
+
+def test_a_teacher_that_cannot_be_stopped_costs_the_scores_only() -> None:
+    table = Table()
+    table.bring_to(Phase.SCORE)
+    for now in (1.0, 5.0, LIMIT_S + STOP_GRACE_S):
+        table.now = now
+        table.stage("score-1", running={"a": 1})
+        table.tick(now)
+    outcome, reward, why = unscored(table.result())
+    assert (outcome, reward) == (Outcome.COMPLETED, 0.5)
+    assert why.startswith("phase_timeout: score took longer than its limit")
+
+
+def test_without_a_process_for_teachers_the_scores_are_missing() -> None:
+    table = Table()
+    for role in (Phase.INIT, Phase.RUN, Phase.EVAL):
+        table.stage(f"{role}-1")
+    table.submit(teacher="teacher")
+    table.done("init-1")
+    table.done("run-1", **BY_TEACHER)
+    table.done("eval-1", reward=0.5)
+    assert table.where() == (Phase.SCORE, JobStatus.QUEUED)
+    table.tick(1.0)
+    table.tick(6.0)
+    outcome, reward, why = unscored(table.result())
+    assert (outcome, reward) == (Outcome.COMPLETED, 0.5)
+    assert why.startswith("no_stage: no live score process")
+
+
+def test_a_kept_trajectory_is_scored_on_its_node_and_ends_with_the_new_handle() -> None:
+    table = Table()
+    for role in Phase:
+        table.stage(f"{role}-1")
+    table.stage("score-far", node="far", slots=8)
+    table.submit(teacher="teacher")
+    table.done("init-1")
+    table.done("run-1", **(BY_TEACHER | {"block": None}), kept=KEPT)
+    table.done("eval-1", reward=0.5)
+    assert started(table.actions)[-1] == ("score-1", "a", 1)
+    new = replace(KEPT, block_id="two")
+    table.done("score-1", records=(SCORES,), kept=new)
+    assert (table.result().kept, table.result().records) == (new, (SCORES,))
+
+
+def test_a_kept_trajectory_whose_node_has_left_is_not_scored() -> None:
+    table = Table()
+    table.bring_to(Phase.RUN)
+    table.done("run-1", **(BY_TEACHER | {"block": None}), kept=replace(KEPT, node="gone"))
+    table.done("eval-1", reward=0.5)
+    table.tick(1.0)
+    table.tick(6.0)
+    outcome, reward, why = unscored(table.result())
+    assert (outcome, reward) == (Outcome.COMPLETED, 0.5)
+    assert why.startswith("no_stage")
+
+
+def test_a_journal_restores_a_job_in_score_with_its_reward() -> None:
+    old = Table()
+    old.bring_to(Phase.SCORE)
+    new = restarted(old)
+    new.stage("score-1", running={"a": 1})
+    new.done("score-1", block=b"both", records=(SCORES,))
+    result = new.result()
+    assert (result.outcome, result.reward, result.records) == (Outcome.COMPLETED, 0.5, (SCORES,))

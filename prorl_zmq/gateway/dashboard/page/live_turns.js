@@ -72,7 +72,7 @@ export class LiveTurns {
   }
 
   #told({ phase, place, node, so_far: soFar }) {
-    if (place === "queued" && phase !== "eval") return `It waits in the queue of ${phase.toUpperCase()}.`;
+    if (place === "queued" && phase !== "eval" && phase !== "score") return `It waits in the queue of ${phase.toUpperCase()}.`;
     if (phase === "init") return `It is in INIT on ${node}: its conversation begins with RUN.`;
     if (!soFar?.tokens) return "Nothing has been said yet.";
     const all = `${number(soFar.turns, "message")}, ${number(soFar.tokens, "token")} so far`;

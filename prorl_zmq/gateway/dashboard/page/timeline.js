@@ -36,7 +36,7 @@ export class Timeline {
     const end = Math.max(...trace.spans.map((span) => span.end_s ?? trace.age_s), trace.ended_s ?? 0, 0.001);
     redraw(this.#lanes, lanesOf(trace, steps, end, this.#zoom.window(end)), h("i", { class: "drawn" }));
     redraw(this.#buttons, this.#zoom.buttons());
-    redraw(this.#below, legend(steps.length > 0), losses(trace), stays(trace));
+    redraw(this.#below, legend(trace, steps.length > 0), losses(trace), stays(trace));
   }
 }
 
@@ -146,12 +146,13 @@ function stepBar([name, turn, start, length], runStart, shown) {
   );
 }
 
-function legend(hasSteps) {
+function legend(trace, hasSteps) {
   const parts = [
     ["queue", "queue"],
     ["init", "INIT"],
     ["run", "RUN"],
     ["eval", "EVAL"],
+    ...(trace.spans.some((span) => span.phase === "score") ? [["score", "SCORE"]] : []),
     ...(hasSteps
       ? [
           ["engine", "engine"],

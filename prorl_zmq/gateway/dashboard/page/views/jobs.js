@@ -12,6 +12,7 @@ const STATES = [
   "init",
   "run",
   "eval",
+  "score",
   "ended",
   "completed",
   "failed",

@@ -4,13 +4,14 @@ import { badge, card, h, meter, redraw, table } from "../dom.js";
 import { ago, bytesOf, count, NOTHING, seconds } from "../format.js";
 import { store } from "../store.js";
 
-const PHASES = ["init", "run", "eval"];
+const PHASES = ["init", "run", "eval", "score"];
 const COLUMNS = [
   ["node", "id"],
   ["state"],
   ["INIT", "meter"],
   ["RUN", "meter"],
   ["EVAL", "meter"],
+  ["SCORE", "meter"],
   ["jobs", "number"],
   ["sandboxes", "number"],
   ["last heard", "number"],

@@ -7,7 +7,7 @@ import { store } from "../store.js";
 import { backendRows, BACKEND_COLUMNS } from "./backends.js";
 import { batchRows, BATCH_COLUMNS } from "./batches.js";
 
-const PHASES = ["init", "run", "eval"];
+const PHASES = ["init", "run", "eval", "score"];
 const LATEST = 8;
 let span = 600; // seconds of the chart
 
@@ -114,7 +114,7 @@ function stages(status) {
   return h(
     "div",
     { class: "stages" },
-    PHASES.map((phase) => {
+    PHASES.filter((phase) => phase !== "score" || status.stages.some((stage) => stage.role === phase)).map((phase) => {
       const own = status.stages.filter((stage) => stage.role === phase);
       const slots = own.reduce((all, stage) => all + stage.slots, 0);
       const busy = status.running[phase] ?? 0;
