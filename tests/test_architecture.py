@@ -90,7 +90,7 @@ BUDGET = {
     "brokers.node": 1400,
     "brokers.rollout": 6950,
     "cli": 150,
-    "client": 3000,
+    "client": 3050,
     "cluster": 1000,
     "commands": 7450,
     "config": 500,

@@ -7,6 +7,7 @@ acknowledges a result only with the request after it was returned. No sockets, n
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from ..wire import codec
 from ..wire.messages.base import new_id
 from ..wire.messages.batches import GroupGiven
 from ..wire.messages.front_door import Collect, Collected
-from ..wire.messages.jobs import Result
+from ..wire.messages.jobs import Outcome, Result
 from .requests import read_reply, read_trajectory
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 SEEN_LIMIT = 20_000
 """Ids of received results that a client remembers: many more than can be unacknowledged."""
+
+
+log = logging.getLogger("prorl.client")
 
 
 class Delivery:
@@ -86,11 +90,9 @@ class Delivery:
     def trajectories(self) -> list[tuple[Trajectory, Received]]:
         """Return the results as trajectories, each with the block that its arrays are views of.
 
-        Raises:
-            MalformedMessage: a block's size differs from its result's.
+        One that cannot be read is an infrastructure error without tokens: the caller gets it once, and then the others.
         """
-        blocks = self._blocks
-        return [(read_trajectory(one, block := blocks.get(one.job_id, b"")), block) for one in self._results]
+        return [_read(one, self._blocks.get(one.job_id, b"")) for one in self._results]
 
 
 def _rollouts(given: GroupGiven, rest: Iterator[Received]) -> Iterator[Result]:
@@ -99,6 +101,25 @@ def _rollouts(given: GroupGiven, rest: Iterator[Received]) -> Iterator[Result]:
         if packed is None:
             raise MalformedMessage("a rollout of the group is missing from the reply")
         yield codec.decode(packed if isinstance(packed, bytes) else packed.bytes, Result)
+
+
+def _read(result: Result, block: Received) -> tuple[Trajectory, Received]:
+    try:
+        return read_trajectory(result, block), block
+    except MalformedMessage as error:
+        unread = MalformedMessage(f"the stage process wrote a trajectory that cannot be read: {error.message}")
+        log.warning("job %s: %s", result.job_id, unread.message)
+        bare = Result(
+            job_id=result.job_id,
+            task=result.task,
+            outcome=Outcome.INFRASTRUCTURE_ERROR,
+            group_id=result.group_id,
+            attempt=result.attempt,
+            error=unread.info(),
+            model=result.model,
+            backend=result.backend,
+        )
+        return read_trajectory(bare, b""), b""
 
 
 class CollectState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from prorl_zmq.client.batch_progress import BatchProgress
@@ -139,6 +140,18 @@ def test_a_group_is_whole_or_not_given() -> None:
     assert list(blocks_of(whole).items()) == [("a", block(1)), ("b", block(2))]
     assert lacking.fill({}) == ["b"]
     assert (lacking.reply.group_id, lacking.trajectories()) == ("", [])
+
+
+def test_a_trajectory_that_cannot_be_read_does_not_keep_others_away() -> None:
+    wrong = msgspec.structs.replace(result("a", 8), segments=(9,))
+    state = CollectState("session", "client")
+    state.receive(COLLECT, collected(wrong, block(1), result("b", 8), block(2)))
+    unread, read = state.take(2)
+    assert (unread.job_id, unread.outcome, unread.reward) == ("a", "infrastructure_error", None)
+    assert unread.error is not None
+    assert unread.error.message.endswith("cannot be read: segments cannot begin at (9,) in 8 tokens")
+    assert (len(unread.token_ids), read.job_id, len(read.token_ids)) == (0, "b", 8)
+    assert state.request(2, 0.0).acknowledge == ("a", "b")
 
 
 def test_a_reply_that_lacks_a_frame_or_is_another_ones_is_refused() -> None:
