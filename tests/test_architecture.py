@@ -101,7 +101,7 @@ BUDGET = {
     "evaluation": 3350,
     "examples": 500,
     "explain": 1650,
-    "gateway": 5250,
+    "gateway": 5350,
     "inference": 2750,
     "inference.chat": 2700,
     "inference.embedded": 250,

@@ -15,6 +15,7 @@ from ..errors import MalformedMessage
 from ..wire.json_bounds import json_values
 from .bodies import Waiting  # noqa: TC001 - msgspec reads annotations at run time
 from .http_errors import json_response, with_defaults
+from .open_bodies import take_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -121,17 +122,29 @@ async def decoded_body(request: web.Request, decode: Callable[[bytes], Decoded])
 
     Raises:
         MalformedMessage: it has more values than the limit; or what `decode` raises.
+        Busy: the bodies of this token's open requests take too much memory.
         HTTPRequestEntityTooLarge: it is over the size limit.
         HTTPRequestTimeout: it did not come within `BODY_S`.
     """
     try:
         async with asyncio.timeout(BODY_S):
-            data = await request.read() or b"{}"
+            data = await _read(request) or b"{}"
     except TimeoutError:
         raise web.HTTPRequestTimeout(text=f"the body did not come within {BODY_S:g} s") from None
     if len(data) < ASIDE_BYTES:
         return decode(data)
     return await asyncio.get_running_loop().run_in_executor(_DECODERS, _bounded, data, decode)
+
+
+async def _read(request: web.Request) -> bytes:
+    parts, size = [], 0
+    async for part in request.content.iter_any():
+        size += len(part)
+        if size > request.client_max_size:
+            raise web.HTTPRequestEntityTooLarge(request.client_max_size, size)
+        take_bytes(len(part))
+        parts.append(part)
+    return b"".join(parts)
 
 
 def _bounded(data: bytes, decode: Callable[[bytes], Decoded]) -> Decoded:

@@ -42,6 +42,7 @@ from .json_api import JsonApi
 from .llm_servers import LlmServers
 from .message_texts import LoadedTexts
 from .metrics import RequestMetrics, answer_metrics
+from .open_bodies import OpenBodies
 from .openai_api import OpenAiApi
 from .openapi import DOCS, DOCUMENT, docs_html, openapi_document
 from .page_token import PageToken
@@ -110,6 +111,7 @@ class Gateway:
             ]
         self._requests: Counter[str] = Counter()
         """Open requests by token; those with the keys of rollouts have no name."""
+        self._bodies = OpenBodies(shared=options.keys is not None)
         self._metrics = RequestMetrics(options.run_dir, "metrics" if options.metrics_only else "gateway")
         self._stopping = asyncio.Event()
 
@@ -206,7 +208,8 @@ class Gateway:
                 # Of several such headers, aiohttp decompresses by the last.
                 if {each.lower() for each in request.headers.getall("Content-Encoding", ())} - {"identity"}:
                     raise web.HTTPUnsupportedMediaType(text="a body must not be compressed: send it as it is")
-                return await endpoint.answer(request, sender)
+                with self._bodies.of(sender.name):
+                    return await endpoint.answer(request, sender)
             except ProrlError as error:
                 return error_response(error)
             except web.HTTPException:

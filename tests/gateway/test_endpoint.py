@@ -2,22 +2,28 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from prorl_zmq.errors import MalformedMessage
 from prorl_zmq.gateway import endpoint
 
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
 
 class Asked:
     """The part of a request that has a body."""
 
+    client_max_size = 2**20
+
     def __init__(self, body: bytes) -> None:
+        self.content = self
         self.body = body
 
-    async def read(self) -> bytes:
-        return self.body
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        yield self.body
 
 
 @pytest.mark.parametrize(("size", "aside"), [(100, False), (endpoint.ASIDE_BYTES, True)])

@@ -187,6 +187,39 @@ def test_a_token_may_open_half_of_the_requests_that_others_leave(
     asyncio.run(main())
 
 
+def test_a_tokens_open_bodies_take_half_of_the_memory_that_others_leave(
+    service: LocalService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prorl_zmq.gateway.open_bodies.BODIES_BYTES", 4000)
+    folder = KeyFolder(tmp_path / "keys")
+    alice, bob = (folder.new_bearer(name, KeyRole.TRAINER) for name in ("alice", "bob"))
+
+    async def main() -> None:
+        async with gateway_of(service, tmp_path, keys=tmp_path / "keys") as url, http(url) as client:
+            port = int(url.rpartition(":")[2])
+
+            _, unfinished = await asyncio.open_connection("127.0.0.1", port)
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-API-Key: {alice}\r\nContent-Length: 3000\r\n\r\n"
+            unfinished.write(head.encode() + b" " * 1900)
+
+            async def status(token: str) -> int:
+                body = {"model": "policy", "prompt": "a" * 200, "max_tokens": 1}
+                return (await client.post("/v1/completions", body, headers={"X-API-Key": token}))[0]
+
+            async def is_full() -> bool:
+                return await status(alice) == 429
+
+            async def is_free() -> bool:
+                return await status(alice) == 200
+
+            await until_async(is_full, "the token's share")
+            assert await status(bob) == 200
+            unfinished.close()
+            await until_async(is_free, "the memory of the body that did not come")
+
+    asyncio.run(main())
+
+
 def test_a_stream_that_is_left_ends_its_generation(tmp_path: Path) -> None:
     engine = say(lambda _: "e" * 300_000)
 
