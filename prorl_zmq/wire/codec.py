@@ -17,6 +17,7 @@ import msgpack
 import msgspec
 
 from ..errors import MalformedMessage
+from .messages.base import FORMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -247,9 +248,11 @@ def _check_size(frame: bytes | memoryview, limit_bytes: int) -> int:
 
 
 def _malformed(error: msgspec.ValidationError) -> MalformedMessage:
-    what, _, place = str(error).partition(" - at `")
+    what, at, place = str(error).partition(" - at `")
+    if words := FORMS.get(what.partition(" matching regex ")[2]):
+        what = f"Expected {words}"
     where = place.rstrip("`").rpartition("` in `")[2]  # of a wrong key: "key` in `$.instance"
-    return MalformedMessage(str(error), field=where or _named_field(what) or "$")
+    return MalformedMessage(f"{what}{at}{place}", field=where or _named_field(what) or "$")
 
 
 def _named_field(what: str) -> str:

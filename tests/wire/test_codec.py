@@ -225,6 +225,21 @@ def test_a_wrong_key_is_placed() -> None:
     assert caught.value.field == "$.instance"
 
 
+@pytest.mark.parametrize(
+    ("field", "text", "words"),
+    [
+        ("teacher", "teacher:65", "the name of a model, or MODEL:K with a number K from 1 to 64"),
+        ("record", ["top_logprobs"], "the name of a record: top_logprobs:K with a number K, sampling_mask or experts"),
+        ("model", "a@7", "a name of at most 64 letters, digits, `.`, `_` and `-`"),
+    ],
+)
+def test_a_text_of_another_form_is_refused_in_words(field: str, text: str | list[str], words: str) -> None:
+    with pytest.raises(MalformedMessage) as caught:
+        codec.decode(msgpack.packb({"task": "math", "instance": {}, field: text}), Job)
+    place = f"$.{field}" + "[0]" * isinstance(text, list)
+    assert caught.value.message == f"Expected {words} - at `{place}`"
+
+
 @pytest.mark.parametrize("content", [None, [], "x", {}, {"request_id": 1}, {"request_id": None}])
 def test_the_request_id_of_a_wreck_is_unknown(content: Any) -> None:
     assert codec.request_id(content) == "unknown"

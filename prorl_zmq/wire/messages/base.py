@@ -60,10 +60,22 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """Base of all messages."""
 
 
+FORMS: dict[str, str] = {}
+"""What a text of a pattern is, by the pattern's `repr`, which msgspec's errors have."""
+
+
+def in_form(pattern: str, words: str) -> Meta:
+    """Return the pattern of a text; errors of other texts say the words in its place."""
+    FORMS[repr(pattern)] = words
+    return Meta(pattern=pattern)
+
+
 Identifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._:-]{0,127}\Z")]
 """The name of a job, group, session, stage process or backend; safe as part of a file name."""
 JobIdentifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z")]
-ModelName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z")]
+ModelName = Annotated[
+    str, in_form(r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z", "a name of at most 64 letters, digits, `.`, `_` and `-`")
+]
 """The name of a model that the service serves: of a group of backends, or of an endpoint of its environment."""
 ENDPOINT_PREFIX = "PRORL_MODEL_"
 POLICY = "policy"

@@ -30,6 +30,7 @@ from .base import (
     ShortText,
     StopText,
     TokenId,
+    in_form,
     new_id,
 )
 
@@ -189,9 +190,21 @@ class NamedModel(Part, frozen=True):
         return cls(named) if isinstance(named, str) else named
 
 
-RecordAsked = Annotated[str, Meta(pattern=r"^(top_logprobs:[1-9][0-9]{0,3}|sampling_mask|experts)\Z")]
+RecordAsked = Annotated[
+    str,
+    in_form(
+        r"^(top_logprobs:[1-9][0-9]{0,3}|sampling_mask|experts)\Z",
+        "the name of a record: top_logprobs:K with a number K, sampling_mask or experts",
+    ),
+]
 RecordName = Literal["top_logprobs", "sampling_mask", "experts", "teacher"]
-TeacherAsked = Annotated[str, Meta(pattern=r"^([A-Za-z0-9_][A-Za-z0-9._-]{0,63}(:([1-9]|[1-5][0-9]|6[0-4]))?)?\Z")]
+TeacherAsked = Annotated[
+    str,
+    in_form(
+        r"^([A-Za-z0-9_][A-Za-z0-9._-]{0,63}(:([1-9]|[1-5][0-9]|6[0-4]))?)?\Z",
+        "the name of a model, or MODEL:K with a number K from 1 to 64",
+    ),
+]
 ArrayType = Literal["int32", "float32", "uint8", "uint16"]
 
 
