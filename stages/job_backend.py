@@ -210,7 +210,7 @@ class JobBackend:
                 try:
                     return await self._engines.score(backend, self._job.job_id, token_ids, top, self._clock.limit_s)
                 except Busy as error:
-                    await asyncio.sleep(error.fields["retry_after_s"])
+                    await asyncio.sleep(float(error.fields["retry_after_s"] or 0.0))
 
         try:
             return await self._answered(score)
