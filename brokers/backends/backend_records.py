@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from ...wire.messages.backends import Backend  # noqa: TC001 - msgspec reads the annotations at run time
-from ...wire.messages.base import POLICY, ModelName, Part, PathText, Seconds, WeightVersion
+from ...wire.messages.base import POLICY, Digest, ModelName, Part, PathText, Seconds, WeightVersion
 
 Fate = Literal["listed", "lost", "dismissed"]
 """`lost`: its host fell silent. `dismissed`: it was removed on request, which its host may not have learned."""
@@ -41,3 +41,5 @@ class WeightsRecord(Part, frozen=True):
     model: ModelName = POLICY
     base: ModelName | Literal[""] = ""
     """The model that an adapter adapts; empty: they are its backends' own weights."""
+    digest: Digest = ""
+    """Of the files of the adapter's wanted version."""

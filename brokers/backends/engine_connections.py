@@ -38,14 +38,14 @@ class EngineConnections:
         self,
         loop: Loop,
         keyring: Keyring | None,
-        on_answer: Callable[[str, ProrlError | None], None],
+        on_answer: Callable[[str, ProrlError | None, str], None],
         on_refused: Callable[[EngineAddress, ProrlError], None],
         on_return: Callable[[EngineAddress], None],
     ) -> None:
         self._loop = loop
         self._keyring = keyring
         self._on_answer = on_answer
-        """Called with the request's id, and None or the error."""
+        """Called with the request's id, None or the error, and the digest of the adapter that was loaded."""
         self._on_refused = on_refused
         """Called when a connection is permanently rejected."""
         self._on_return = on_return
@@ -108,17 +108,20 @@ class EngineConnections:
 
     def _answered(self, frame: bytes | zmq.Frame) -> None:
         request_id = "unknown"
+        digest = ""
         error: ProrlError | None
         try:
             content = codec.unpack(frame)  # type: ignore[arg-type]
             request_id = codec.request_id(content)
             reply: AnyEngineReply = codec.convert(content, AnyEngineReply)
             error = from_info(reply.error) if isinstance(reply, Refused) else None
-            if error is None and not isinstance(reply, EngineReady):
+            if isinstance(reply, EngineReady):
+                digest = reply.digest
+            elif error is None:
                 error = EngineFailed(f"its engine host answered with {type(reply).__name__}")
         except MalformedMessage as malformed:
             error = malformed
-        self._on_answer(request_id, error)
+        self._on_answer(request_id, error, digest)
 
     def _watch(self, address: EngineAddress, connection: Handshake) -> None:
         is_up = connection.drain() > 0

@@ -99,8 +99,8 @@ class BackendRequestHandler:
         answers = [Answer(envelope, reply)] if reply is not None else []
         return answers + self._ready_answers(now)
 
-    def engine_answered(self, request_id: str, error: ProrlError | None, now: float) -> list[Answer]:
-        self.weights.engine_answered(request_id, error, now)
+    def engine_answered(self, request_id: str, error: ProrlError | None, now: float, digest: str = "") -> list[Answer]:
+        self.weights.engine_answered(request_id, error, now, digest)
         return self._ready_answers(now)
 
     def engine_unreachable(self, address: EngineAddress, error: ProrlError, now: float) -> list[Answer]:

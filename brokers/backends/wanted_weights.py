@@ -41,8 +41,8 @@ class WantedWeights:
         self._heap = heap
         self._model = model
         self._begun: _Begun | None = None
-        self._loaded: tuple[int, str] = (0, "")
-        """The version that engines last loaded from a path, and that path."""
+        self._loaded: tuple[int, str, str] = (0, "", "")
+        """The version that engines last loaded from a path, that path, and an adapter's digest."""
         self._noted = WeightsRecord(model=model)
 
     @property
@@ -53,8 +53,13 @@ class WantedWeights:
     @property
     def path(self) -> str:
         """Where engines can load the wanted weights; empty if they were not loaded from a path."""
-        version, path = self._loaded
+        version, path, _ = self._loaded
         return path if version == self._wanted else ""
+
+    def digest(self, version: int) -> str:
+        """Return the digest of an adapter's files as which this version was loaded last; empty: it is not known."""
+        loaded, _, digest = self._loaded
+        return digest if loaded == version else ""
 
     @property
     def _wanted(self) -> int:
@@ -73,7 +78,7 @@ class WantedWeights:
             log.info("weights %d%s are on their way", version, self._of_model)
         self._begun = _Begun(version, limit_s, now + limit_s)
 
-    def end(self, version: int, path: str = "") -> bool:
+    def end(self, version: int, path: str = "", digest: str = "") -> bool:
         """Make this version, loaded from `path`, the wanted one; return whether that changes anything.
 
         Without a `begin`, raise `UpdateNotBegun` unless a backend serves the version and it is not older than the
@@ -90,7 +95,7 @@ class WantedWeights:
                 )
             if version == wanted:
                 return False
-        self._begun, self._loaded = None, (version, path)
+        self._begun, self._loaded = None, (version, path, digest)
         self._heap.end_update(version, self._model)
         log.info("weights %d%s are served", version, self._of_model)
         return True
@@ -140,7 +145,8 @@ class WantedWeights:
     def changed(self) -> bool:
         """Return whether the record for the journal changed since the last call."""
         base = self._heap.adapters.bases.get(self._model, "")
-        record = WeightsRecord(self._wanted, path=self.path, model=self._model, base=base)
+        wanted = self._wanted
+        record = WeightsRecord(wanted, path=self.path, model=self._model, base=base, digest=self.digest(wanted))
         if self._begun is not None:
             record = msgspec.structs.replace(record, begun=self._begun.version, limit_s=self._begun.limit_s)
         before, self._noted = self._noted, record
@@ -152,7 +158,7 @@ class WantedWeights:
         With `of_before` the record is of an earlier service, whose update in progress is given up.
         """
         self._noted = record
-        self._loaded = (record.wanted, record.path)
+        self._loaded = (record.wanted, record.path, record.digest)
         if record.begun is not None and not of_before:
             self.begin(record.begun, record.limit_s, now)
 

@@ -20,6 +20,7 @@ backend's own is an adapter, of which hosts keep earlier versions until nothing 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,6 +30,7 @@ from msgspec.structs import replace
 from ...errors import (
     FIELDS_LIMIT,
     Busy,
+    EngineFailed,
     InvalidWeights,
     MalformedMessage,
     NoBackend,
@@ -90,6 +92,8 @@ class _UnderWay:
     until: float
     outcomes: dict[str, ProrlError | None]
     """Per backend, the error or None; None means success unless the answer is missing."""
+    digests: dict[str, str] = field(default_factory=dict)
+    """Of an adapter's files, by backend, in the order of the answers."""
     missing: dict[str, str] = field(default_factory=dict)
     """Backends whose hosts have not answered, by call id."""
     failure: ProrlError | None = None
@@ -97,6 +101,10 @@ class _UnderWay:
 
     def done(self) -> list[str]:
         return [backend_id for backend_id, error in self.outcomes.items() if error is None]
+
+    def digest(self) -> str:
+        """Return the most frequent digest; empty: there is none."""
+        return next((digest for digest, _ in Counter(self.digests.values()).most_common(1)), "")
 
     def error(self) -> ProrlError | None:
         """Return the first error, preferring any other to `UpdateNotBegun`.
@@ -186,7 +194,7 @@ class WeightRequests:
                 self._follow(under_way, now)
         return None
 
-    def engine_answered(self, request_id: str, error: ProrlError | None, now: float) -> None:
+    def engine_answered(self, request_id: str, error: ProrlError | None, now: float, digest: str = "") -> None:
         known = self._calls.pop(request_id, None)
         if known is not None:
             _, under_way = known
@@ -196,6 +204,8 @@ class WeightRequests:
                 words = f"{error.message}. (No backend has the name {model!r}, so it is that of a new adapter.)"
                 error = InvalidWeights(words, **error.fields)
             under_way.outcomes[backend_id] = _named(error, backend_id) if error is not None else None
+            if digest:
+                under_way.digests[backend_id] = digest
             if not under_way.missing:
                 self._follow(under_way, now)
 
@@ -299,6 +309,8 @@ class WeightRequests:
     def _ask_one(self, under_way: _UnderWay, backend_id: str) -> None:
         step = "cancel" if under_way.failure is not None else under_way.request.step
         part = replace(under_way.request, request_id=new_id(), step=step, keep=self._kept(under_way, backend_id))
+        if step == "load":
+            part = replace(part, digest=self._updates.of(part.model).digest(part.weight_version))
         call = EngineCall(_address(self._heap.member(backend_id).backend), part)
         under_way.outcomes[backend_id] = None
         under_way.missing[call.request.request_id] = backend_id
@@ -310,6 +322,8 @@ class WeightRequests:
         request = under_way.request
         if request.step == "remove" and under_way.envelope is not None:
             return ()
+        if request.step == "remove" and request.weight_version:  # see `_unload_others`
+            return tuple(sorted(self._heap.adapters.needed(request.model) - {request.weight_version}))
         return tuple(sorted(self._needed(self._heap.member(backend_id).backend, request.model)))
 
     def _needed(self, backend: Backend, model: str) -> set[int]:
@@ -393,7 +407,19 @@ class WeightRequests:
         else:
             self._registry.set_weight_version(version, backend_id)
 
+    def _unload_others(self, under_way: _UnderWay, now: float) -> None:
+        """Have backends unload a version of an adapter whose files were not those that most others read as it."""
+        request, digest = under_way.request, under_way.digest()
+        for backend_id in [one for one, found in under_way.digests.items() if found != digest]:
+            message = f"its host read other files in {request.path} than other hosts, and reads them again"
+            under_way.outcomes[backend_id] = _named(EngineFailed(message), backend_id)
+            with suppress(UnknownBackend):  # the backend has left meanwhile
+                backend = self._heap.member(backend_id).backend
+                wrong = WeightUpdate(new_id(), "remove", request.weight_version, model=request.model)
+                self._ask_alone(backend, wrong, now)
+
     def _follow(self, under_way: _UnderWay, now: float) -> None:
+        self._unload_others(under_way, now)
         request, error = under_way.request, under_way.error()
         if under_way.envelope is None:
             self._caught_up(under_way)
@@ -435,7 +461,7 @@ class WeightRequests:
                 for backend_id in done:
                     with suppress(UnknownBackend):  # the backend has left meanwhile
                         self._note_loaded(backend_id, request.model, version)
-                if update.end(version, request.path):
+                if update.end(version, request.path, under_way.digest()):
                     self._registry.note_all()
                 if request.model in self._heap.adapters:
                     self._note_failures(under_way)
@@ -452,8 +478,9 @@ class WeightRequests:
 
     def _note_failures(self, under_way: _UnderWay) -> None:
         for backend_id, error in under_way.outcomes.items():
+            stays = error is not None and backend_id not in under_way.digests  # otherwise it loads other files next
             with suppress(UnknownBackend):
-                self._heap.note_adapter(backend_id, under_way.request.model, error.message if error else "")
+                self._heap.note_adapter(backend_id, under_way.request.model, error.message if error and stays else "")
 
 
 def _address(backend: Backend) -> EngineAddress:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import shutil
 import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from prorl_zmq.errors import EngineFailed, InvalidWeights
 from prorl_zmq.inference.adapters import CONFIG, WEIGHTS
@@ -45,10 +47,21 @@ async def told(client: Any, *frames: bytes) -> Any:
     return await client.receive(AnyEngineReply)
 
 
-async def load(client: Any, folder: Path, version: int, content: bytes = b"one", model: str = "a") -> Any:
+def digest_of(content: bytes) -> str:
+    files = (b"{}", content)
+    return hashlib.sha256(b"".join(len(one).to_bytes(8, "little") + one for one in files)).hexdigest()
+
+
+async def load(
+    client: Any, folder: Path, version: int, content: bytes = b"one", model: str = "a", digest: str = ""
+) -> Any:
     path = str(saved(folder / "given", content))
-    update = WeightUpdate(f"u{version}", step="load", weight_version=version, path=path, model=model)
-    return await told(client, codec.encode(update))
+    update = WeightUpdate(f"u{version}", step="load", weight_version=version, path=path, model=model, digest=digest)
+    reply = await told(client, codec.encode(update))
+    if isinstance(reply, EngineReady):
+        assert reply.digest == digest_of(content)
+        return replace(reply, digest="")
+    return reply
 
 
 def copies(world: Any, adapters: str = "adapters") -> list[bytes]:
@@ -77,6 +90,26 @@ def test_tokens_have_their_own_models_version_and_the_trainer_may_delete_its_fol
         await world.broker.until(lambda: any(isinstance(b, BackendAlive) and b.adapters == {"a": (7,)} for b in beats))
         added = next(request for request in beats if isinstance(request, AddBackend))
         assert added.backend.adapter_slots == 2
+
+    in_world(test)
+
+
+def test_other_files_than_a_version_was_published_with_are_refused(in_world: InWorld, tmp_path: Path) -> None:
+    async def test(world: Any) -> None:
+        client = world.raw()
+        refused = await load(client, tmp_path, 7, b"two", digest=digest_of(b"one"))
+        assert refused.error.code == "invalid_weights"
+        words = f"{tmp_path / 'given'} has other files than version 7 of a was published with: keep that version's fold"
+        assert words in refused.error.message
+        assert (world.engine.loaded, copies(world)) == ({}, [])
+        refused = await told(client, generate("r", 4, "a"), PROMPT.tobytes())
+        assert "the adapter a is not loaded here" in refused.error.message
+        assert await load(client, tmp_path, 7, b"one", digest=digest_of(b"one")) == EngineReady("u7", 7)
+        saved(tmp_path / "given", b"one")
+        (tmp_path / "given" / CONFIG).write_text("{ }")
+        path = str(tmp_path / "given")
+        update = WeightUpdate("u8", "load", 8, path, model="b", digest=digest_of(b"one"))
+        assert (await told(client, codec.encode(update))).error.code == "invalid_weights"
 
     in_world(test)
 

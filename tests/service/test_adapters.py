@@ -121,6 +121,26 @@ def test_rollouts_under_way_go_by_the_new_version_or_end_on_their_own(service: T
         until(lambda: {one.read_text() for one in copies.rglob(WEIGHTS)} == {"a-3"}, "its copies to be deleted")
 
 
+def test_an_engine_that_comes_late_loads_no_overwritten_folder(service: TestService, tmp_path: Path) -> None:
+    with service.client(timeout_s=60.0) as client:
+        start_engine(service, "x")
+        until(lambda: len(client.backends.list()) == 1, "the engine")
+        folder = adapter(tmp_path, "a", 1)
+        client.update_weights(folder, 1, model="a")
+        (folder / WEIGHTS).write_text("a-2")  # the trainer saves its next step in the same place
+        start_engine(service, "y")
+
+        def problem() -> str:
+            return "".join(one.adapter_problems.get("a", "") for one in client.backends.list())
+
+        until(lambda: "has other files than version 1 of a was published with" in problem(), "the refusal")
+        assert loaded(client) == {"x": {"a": (1,)}, "y": {}}
+        client.submit([job_of("a", number) for number in range(4)])
+        assert [said(one) for one in client.stream(timeout_s=60)] == [["a-1"]] * 4
+        client.update_weights(folder, 2, model="a")
+        until(lambda: loaded(client) == {"x": {"a": (2,)}, "y": {"a": (2,)}}, "the new version")
+
+
 def test_a_killed_engine_brings_its_adapters_back_without_a_trainer(service: TestService, tmp_path: Path) -> None:
     with service.client(timeout_s=60.0) as client:
         engine = start_engine(service, "x")

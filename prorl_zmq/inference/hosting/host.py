@@ -394,12 +394,12 @@ class EngineHost:
             catalog.ENGINE_TOKENS.add(self._options.backend_id, kind, amount=tokens)
 
     async def _update(self, envelope: Sequence[Frame], request: WeightUpdate) -> None:
-        began = time.monotonic()
+        began, digest = time.monotonic(), ""
         try:
             if request.model != self._options.name:
                 if request.step == "load":
                     self._updates.check_none()
-                await self._adapters.update(request)
+                digest = await self._adapters.update(request)
             else:
                 if request.step in ("load", "begin", "set"):
                     self._adapters.check_none()
@@ -415,11 +415,11 @@ class EngineHost:
         else:
             catalog.ENGINE_UPDATE_SECONDS.observe(time.monotonic() - began, self._options.backend_id)
             self._registration.announce(self._weight_version(), adapters=self._adapters.loaded)
-            self._send(envelope, self._ready(request.request_id, request.model))
+            self._send(envelope, self._ready(request.request_id, request.model, digest))
 
-    def _ready(self, request_id: str, model: str = "") -> EngineReady:
+    def _ready(self, request_id: str, model: str = "", digest: str = "") -> EngineReady:
         version = self._adapters.current.get(model, self._weight_version())
-        return EngineReady(request_id, version, len(self._generations))
+        return EngineReady(request_id, version, len(self._generations), digest)
 
     def _refuse(self, envelope: Sequence[Frame], request_id: str, error: Exception) -> None:
         self._send(envelope, Refused(request_id, _describe(error)))

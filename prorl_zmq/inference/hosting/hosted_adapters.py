@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import filecmp
+import hashlib
 import logging
 import os
 import shutil
@@ -160,23 +161,25 @@ class HostedAdapters:
         self._versions[key] = _Version(folder)
         self._current[key[0]] = key[1]
 
-    async def update(self, request: WeightUpdate) -> None:
-        """Do one step of an update of an adapter, which is `load` or `remove`; raise as `load` does."""
+    async def update(self, request: WeightUpdate) -> str:
+        """Do one step of an update of an adapter, which is `load` or `remove`; return and raise as `load` does."""
         match request.step:
             case "load":
-                await self.load(request.model, request.weight_version, Path(request.path), request.keep)
+                version, path = request.weight_version, Path(request.path)
+                return await self.load(request.model, version, path, request.keep, request.digest)
             case "remove":
                 self._retire_all_but(request.model, request.keep)
                 if not request.keep:
                     self._forget_suspects(request.model)
+                return ""
             case step:
                 raise EngineFailed(
                     f"the step {step} is for an engine's own weights; of the adapter {request.model} load a folder",
                     refused=True,
                 )
 
-    async def load(self, model: str, version: int, path: Path, keep: Collection[int] = ()) -> None:
-        """Serve a version of a model's adapter from now on; its earlier versions are retired.
+    async def load(self, model: str, version: int, path: Path, keep: Collection[int] = (), expected: str = "") -> str:
+        """Serve a version of a model's adapter from now on, and retire its earlier ones; return its files' digest.
 
         Loading the same files as the same version again changes nothing.
 
@@ -185,9 +188,11 @@ class HostedAdapters:
             version: of its weights.
             path: the folder that PEFT saved.
             keep: versions that are not retired, because jobs are to end with them.
+            expected: the digest that the files must have; empty: any.
 
         Raises:
-            InvalidWeights: it cannot be used, or other weights are loaded as this version. Earlier versions stay.
+            InvalidWeights: it cannot be used, its digest is another one, or other weights are loaded as this version.
+                Earlier versions stay.
             EngineFailed: the engine failed, too many versions are loaded, or the copy cannot be written.
         """
         if self._folder is None:
@@ -196,7 +201,14 @@ class HostedAdapters:
         self._loading += 1
         try:
             async with self._in_order[model]:  # loads of other models need not wait for a slow folder
-                await read_in_time(COPY_S, _copy, path, copy)
+                digest = await read_in_time(COPY_S, _copy, path, copy)
+                if expected not in ("", digest):
+                    raise InvalidWeights(
+                        f"{path} has other files than version {version} of {model} was published with: keep that "
+                        "version's folder as it is, publish these as a new version, or remove the model first (`prorl "
+                        "backends remove-model`)",
+                        path=str(path),
+                    )
                 async with self._one_change:
                     await self._take(model, version, path, copy)
                     self._current[model] = version
@@ -208,6 +220,7 @@ class HostedAdapters:
             self._loading -= 1
         self._retire_all_but(model, (version, *keep))
         self._forget_suspects(model)
+        return digest
 
     def _forget_suspects(self, model: str) -> None:
         for key in [key for key in self._suspects if key[0] == model]:
@@ -317,8 +330,8 @@ class HostedAdapters:
             await run_aside(_delete, folder)
 
 
-def _copy(path: Path, copy: Path) -> None:
-    """Copy an adapter's two files.
+def _copy(path: Path, copy: Path) -> str:
+    """Copy an adapter's two files; return their digest.
 
     Raises:
         InvalidWeights: one is missing or cannot be read.
@@ -328,6 +341,7 @@ def _copy(path: Path, copy: Path) -> None:
         copy.mkdir(parents=True)
     except OSError as error:
         raise EngineFailed(f"no copy of an adapter can be kept in {copy.parent}: {error}") from error
+    digest = hashlib.sha256()
     for name in (CONFIG, WEIGHTS):
         try:
             source = open(path / name, "rb", opener=open_regular)  # noqa: SIM115 - closed below
@@ -338,9 +352,13 @@ def _copy(path: Path, copy: Path) -> None:
                 size_bytes, free = os.fstat(source.fileno()).st_size, shutil.disk_usage(copy).free
                 if free < size_bytes + FREE_BYTES:
                     raise EngineFailed(f"{path / name} has {size_bytes:,} bytes, and only {free:,} are free in {copy}")
-                shutil.copyfileobj(source, target, 2**20)
+                digest.update(size_bytes.to_bytes(8, "little"))
+                while part := source.read(2**20):
+                    digest.update(part)
+                    target.write(part)
         except OSError as error:
             raise EngineFailed(f"the adapter in {path} cannot be copied to {copy}: {error}") from error
+    return digest.hexdigest()
 
 
 def _key(folder: Path) -> tuple[str, int] | None:

@@ -87,6 +87,8 @@ HolderIdentifier = Annotated[
 BatchIdentifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_-]{0,39}\Z")]
 """The ids of its groups and jobs begin with it."""
 GroupIdentifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,51}\Z")]
+Digest = Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")]
+"""A SHA-256 in hexadecimal; empty: not known."""
 FieldName = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\"\\]{1,256}\Z")]
 Seconds = Annotated[float, Meta(gt=0, le=7 * 86400)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]

@@ -11,6 +11,7 @@ from .base import (
     FOR_STAGES,
     FOR_TRAINERS,
     POLICY,
+    Digest,
     Identifier,
     JobIdentifier,
     ModelName,
@@ -128,6 +129,8 @@ class WeightUpdate(Request, frozen=True):
     """For the first `load` of an adapter: the `name` of the backends that it adapts; empty: the only one with slots."""
     keep: Annotated[tuple[WeightVersion, ...], Meta(max_length=4096)] = ()
     """Versions of an adapter that stay loaded. The backend broker sets them, for jobs that end on their version."""
+    digest: Digest = ""
+    """Of the files of an adapter's version that was loaded before: others are refused. The backend broker sets it."""
 
 
 class VersionSpan(Part, frozen=True):
@@ -169,6 +172,8 @@ class EngineReady(Reply, frozen=True):
     weight_version: WeightVersion
     in_flight: int = 0
     """Running generations."""
+    digest: Digest = ""
+    """After the `load` of an adapter: the SHA-256 of its files as the host copied them, in hexadecimal."""
 
 
 AnyEngineRequest = Generate | Score | Abort | EngineHealth | WeightUpdate

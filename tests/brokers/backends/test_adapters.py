@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
@@ -30,12 +31,24 @@ LEASE_S = 10.0
 NOW = 100.0
 
 
+DISK: dict[str, str] = {}
+"""The digest of the files at a path, where it is not that of the path's name."""
+
+
+def digest_of(path: str) -> str:
+    return DISK.get(path) or hashlib.sha256(path.encode()).hexdigest()
+
+
 class Host:
     """An engine host with adapter slots: what it has loaded, and what it refuses."""
 
     def __init__(self, name: str, base: str = "policy", slots: int = 2, *, frozen: bool = True) -> None:
         self.backend = Backend(backend_id=name, endpoint=f"ipc://{name}", name=base, frozen=frozen, adapter_slots=slots)
         self.failure: ProrlError | None = None
+        self.read = ""
+        """The digest of the files that it loaded last."""
+        self.cached = ""
+        """The digest that it reads next, wherever; empty: that of the path."""
         self.asked: list[tuple[str, str, int]] = []
 
     @property
@@ -46,6 +59,11 @@ class Host:
         self.asked.append((request.step, request.model, request.weight_version))
         if self.failure is not None:
             return self.failure
+        self.read = ""
+        if request.step == "load" and request.model != self.backend.name:
+            self.read, self.cached = self.cached or digest_of(request.path), ""
+            if request.digest not in ("", self.read):
+                return InvalidWeights(f"{request.path} has other files")
         if request.model == self.backend.name:
             self.backend = replace(self.backend, weight_version=request.weight_version)
             return None
@@ -87,7 +105,8 @@ class Service:
                 host = self.hosts[call.address.endpoint.removeprefix("ipc://")]
                 error = host.does(call.request)
                 self._announce(host)
-                self._note(self.handler.engine_answered(call.request.request_id, error, self.now))
+                digest = host.read if error is None else ""
+                self._note(self.handler.engine_answered(call.request.request_id, error, self.now, digest))
 
     def _announce(self, host: Host) -> None:
         alive = BackendAlive("alive", host.backend.backend_id, host.backend.weight_version, adapters=host.adapters)
@@ -499,6 +518,45 @@ def test_a_refusal_says_whether_a_trainer_may_wait() -> None:
     assert is_final(Service(Host("p1", base="p", slots=0, frozen=True)), model="p")
     none = Service(Host("x", slots=0))
     assert not is_final(none, model="a"), "engines with slots may come"
+
+
+def test_a_late_backend_loads_no_other_files_as_a_published_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, late = Host("x"), Host("late")
+    service = Service(x)
+    service.publish("a", 1)
+    monkeypatch.setitem(DISK, "/adapters/a/1", digest_of("overwritten"))
+    service.register(late)
+    service.pass_time(3)
+    assert (x.adapters, late.adapters) == ({"a": (1,)}, {})
+    asked = [one for one in late.asked if one[0] == "load"]
+    assert asked == [("load", "a", 1)], "once, since the same files would be there again"
+    assert service.given("job") == "x"
+    restarted = BackendRequestHandler(LEASE_S)
+    restarted.restore([], service.now, weights=service.handler.take_weights() or ())
+    service.handler = restarted
+    for host in (x, late):
+        service.register(host)
+    service.pass_time(LEASE_S + 2)
+    assert (x.adapters, late.adapters) == ({"a": (1,)}, {}), "the journal has the digest"
+    error = from_info(service.publish("a", 1).error)
+    assert isinstance(error, InvalidWeights)
+    service.publish("a", 2)
+    assert (x.adapters, late.adapters) == ({"a": (2,)}, {"a": (2,)})
+
+
+def test_hosts_that_read_different_files_do_not_serve_them_as_one_version() -> None:
+    stale = Host("stale")
+    hosts = [Host("x"), Host("y"), stale]
+    service = Service(*hosts)
+    service.publish("a", 1)
+    stale.cached = digest_of("/adapters/a/1")
+    reply = service.publish("a", 2)
+    assert reply.error.code == "engine_failed"
+    assert "backend stale: its host read other files in /adapters/a/2 than other hosts" in reply.error.message
+    assert [one for one in stale.asked if one[0] == "remove"] == [("remove", "a", 2)]
+    service.pass_time(2)
+    assert [host.adapters for host in hosts] == [{"a": (2,)}] * 3
+    assert stale.asked.count(("load", "a", 2)) == 2, "the second time it read the other hosts' files"
 
 
 def test_without_slots_an_unknown_model_is_refused_with_those_there_are() -> None:
