@@ -4,8 +4,8 @@
 
 The caller (`Journal`) calls `append`, commits each block's `Place` itself, then calls `commit` here, so no row refers
 to unwritten bytes. If its commit fails, the caller calls `rewind`. The store removes a file when no block in it is
-wanted. A new process begins a new file, so bytes behind the last commit stay unused. Length and checksum reveal a
-truncated or changed block, which raises `BlockLost`.
+wanted; a large one in a thread, since that takes milliseconds. A new process begins a new file, so bytes behind the
+last commit stay unused. Length and checksum reveal a truncated or changed block, which raises `BlockLost`.
 
 Large blocks are mapped where the disk is local (see `stored_block`): a segment's committed bytes never change.
 """
@@ -16,6 +16,7 @@ import contextlib
 import os
 import zlib
 from dataclasses import dataclass
+from threading import Thread
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from msgspec import Meta
@@ -36,6 +37,8 @@ SLACK_SEGMENTS = 4
 SUFFIX = ".segment-"
 SUMMED_FROM_BYTES = 2**20
 """From this size on, pages are checked by the sums of their words, which takes a tenth of a CRC's time."""
+REMOVED_APART_BYTES = 2**24
+"""From this size on, a file is removed in a thread: its pages in memory are freed one by one."""
 PAGE_BYTES = 4096
 PAGE_WORDS = PAGE_BYTES // 8
 
@@ -203,9 +206,10 @@ class SegmentStore:
                 if self._segments[number].size_bytes < self.segment_bytes:
                     continue
                 self.close()
-            with contextlib.suppress(OSError):  # the next process removes the file
-                self._path(number).unlink()
-            del self._segments[number]
+            if self._segments.pop(number).size_bytes < REMOVED_APART_BYTES:
+                _remove(self._path(number))
+            else:
+                Thread(target=_remove, args=(self._path(number),), name="remove-segment").start()
 
     def _path(self, number: int) -> Path:
         return self._journal.with_name(f"{self._journal.name}{SUFFIX}{number:08d}")
@@ -230,6 +234,11 @@ class NoSegments(SegmentStore):
     def close(self) -> None: ...
 
     def check(self, place: Place) -> None: ...
+
+
+def _remove(segment: Path) -> None:
+    with contextlib.suppress(OSError):  # the next process removes the file
+        segment.unlink()
 
 
 def _checksum(block: bytes | memoryview) -> int:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,33 @@ def test_segments_are_private_and_what_no_row_names_goes_at_the_next_start(path:
         assert read(journal, 1) == content(1)
         end(journal, 2)
         assert sorted(segment_sizes(path)) == [1, 10]
+
+
+def test_the_journal_does_not_wait_until_a_large_segment_is_removed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment_store, "REMOVED_APART_BYTES", 2 * SEGMENT_BYTES)
+    asked, allowed = threading.Event(), threading.Event()
+    unlink = Path.unlink
+
+    def slow(file: Path, missing_ok: bool = False) -> None:
+        asked.set()
+        assert allowed.wait(60)
+        unlink(file, missing_ok)
+
+    with Journal(path, LIMIT_BYTES) as journal:
+        end(journal, 1, size=2 * SEGMENT_BYTES)
+        end(journal, 2)
+        with monkeypatch.context() as slowly:
+            slowly.setattr(Path, "unlink", slow)
+            journal.write([], [], [1])
+            assert asked.wait(60)
+            assert sorted(segment_sizes(path)) == [1, 2]
+            assert read(journal, 2) == content(2)
+            allowed.set()
+            (removal,) = [one for one in threading.enumerate() if one.name == "remove-segment"]
+            removal.join(60)
+        assert sorted(segment_sizes(path)) == [2]
 
 
 def test_stragglers_are_copied_on_and_the_rest_of_their_segments_goes(path: Path) -> None:
