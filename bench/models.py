@@ -5,10 +5,13 @@ engine's time while generations are under way (`ScoreQueue`), so rollouts should
 tokens per second: the median of the turns, each against the rollouts alone before and after it. All scores are compared
 with a rescoring in float64.
 
+A teacher: the same rollouts, in turns with and without another model as their `teacher`, on the same cores.
+
 Two trainers: each updates a model of its own, step by step and without regard to the other, and samples after each
 update. Each token's model, version and log-prob must be those of the weights that its trainer published last.
 
-Adapters (`models_adapters.py`) need a real vLLM and peft; a quick run is without them.
+Two trainers that learn with peft on adapters of one engine (`models_training.py`), and adapters on a real vLLM
+(`models_adapters.py`): a quick run is without them.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from engines import WITHOUT, vllm_python
 from harness import Incomplete, Row, main
 
 from prorl_zmq import EpisodeLimits, Job, RolloutClient, Sampling
+from prorl_zmq.data.reward_curve import CLEAR, rise
 from prorl_zmq.inference.embedded.base_policy import base_policy
 from prorl_zmq.inference.hosting.score_queue import SHARE
 from prorl_zmq.inference.policy import Policy
@@ -81,6 +85,17 @@ class Scoring(NamedTuple):
     """Largest difference of a log-prob to float64."""
 
 
+class Taught(NamedTuple):
+    """What came of rollouts with a teacher."""
+
+    rate: float
+    """Tokens of rollouts per second, the median of the turns."""
+    kept: float
+    """To those without a teacher, the median of the turns."""
+    error: float
+    """Largest difference of a log-prob to float64."""
+
+
 @dataclass
 class Training:
     """What came of two trainers."""
@@ -108,7 +123,7 @@ def two_models() -> Iterator[ChildService]:
         yield service
 
 
-def sample(model: str, seed: int, tokens: int = ANSWER) -> Job:
+def sample(model: str, seed: int, tokens: int = ANSWER, teacher: str = "") -> Job:
     """Make a job of one reply, which nothing ends early."""
     prompt = np.random.default_rng(seed).integers(0, BYTES, 8)
     return Job(
@@ -117,27 +132,32 @@ def sample(model: str, seed: int, tokens: int = ANSWER) -> Job:
         sampling=Sampling(max_tokens=tokens),
         episode=EpisodeLimits(max_turns=1, max_tokens=2**31 - 1),
         model=model,
+        teacher=teacher,
     )
 
 
 class Rollouts(threading.Thread):
     """Keeps rollouts of the policy under way until `stop`, and counts their tokens."""
 
-    def __init__(self, front_door: str) -> None:
+    def __init__(self, front_door: str, teacher: str = "") -> None:
         super().__init__(name="rollouts", daemon=True)
+        self.ended: list[Trajectory] = []
+        """The latest."""
         self._front_door = front_door
+        self._teacher = teacher
         self._ending = threading.Event()
         self._tokens = 0
 
     def run(self) -> None:
         seed = 0
         with RolloutClient(self._front_door, timeout_s=60) as client:
-            client.submit(sample("policy", seed := seed + 1) for _ in range(ROLLOUTS))
+            client.submit(sample("policy", seed := seed + 1, teacher=self._teacher) for _ in range(ROLLOUTS))
             while not self._ending.is_set():
                 ended = client.collect(ROLLOUTS, wait_s=1.0)
                 assert all(one.outcome == "completed" for one in ended), ended
-                client.submit(sample("policy", seed := seed + 1) for _ in ended)
+                client.submit(sample("policy", seed := seed + 1, teacher=self._teacher) for _ in ended)
                 self._tokens += sum(int(one.loss_mask.sum()) for one in ended)
+                self.ended = ended or self.ended
 
     def stop(self) -> None:
         """Wait for its end."""
@@ -182,6 +202,36 @@ def measure_scoring(front_door: str, turns: int, texts: int, alone_s: float) -> 
     kept = np.array(during) / [(before + after) / 2 for before, after in pairwise(alone)]
     error = max(error_of(*each) for each in zip(written, scores, strict=True))
     return Scoring(float(np.median(during)), float(np.median(kept)), len(written) * TEXT / scored_s, error)
+
+
+def measure_teacher(front_door: str, turns: int, turn_s: float) -> Taught:
+    """Run rollouts in turns without and with a teacher."""
+    rates: dict[str, list[float]] = {"": [], f"{MODELS[1]}:{TOP}": []}
+    error = 0.0
+    for _ in range(turns):
+        for teacher, measured in rates.items():
+            rollouts = Rollouts(front_door, teacher)
+            rollouts.start()
+            try:
+                time.sleep(2.0)  # until rollouts end at all times
+                with rollouts.measured(measured):
+                    time.sleep(turn_s)
+            finally:
+                rollouts.stop()
+            if teacher:
+                assert rollouts.ended, "no rollout ended"
+                error = max(error, *(teaching_error(one) for one in rollouts.ended))
+    alone, taught = (np.array(values) for values in rates.values())
+    return Taught(float(np.median(taught)), float(np.median(taught / alone)), error)
+
+
+def teaching_error(trajectory: Trajectory) -> float:
+    """Give the largest difference of a teacher's records to float64."""
+    records, rows = trajectory.records, trajectory.records.rows("teacher")
+    exact = exact_logprobs(base_policy(), trajectory.token_ids)[rows - 1]
+    own = records["teacher_logprobs"] - exact[np.arange(len(rows)), trajectory.token_ids[rows]]
+    likeliest = records["teacher_top_logprobs"] + np.partition(-exact, range(TOP), 1)[:, :TOP]
+    return max(float(np.abs(each).max()) for each in (own, likeliest))
 
 
 def error_of(text: Trajectory, scores: Scores) -> float:
@@ -250,6 +300,7 @@ def measure(quick: bool) -> list[Row]:
     turns, texts, steps = (3, 4, 3) if quick else (8, 32, 20)
     with two_models() as service:
         scoring = measure_scoring(service.front_door, turns, texts, 2.0 if quick else 15.0)
+        taught = measure_teacher(service.front_door, *((1, 1.0) if quick else (turns // 2, 10.0)))
         training = train_both(service.front_door, steps)
     least = 1 - SHARE
     rows = [
@@ -271,6 +322,20 @@ def measure(quick: bool) -> list[Row]:
             holds=scoring.error < CLOSE,
         ),
         Row(
+            "rollouts with a teacher on the same cores, p50 of turns",
+            taught.rate,
+            "tokens/s",
+            "rollouts without one",
+            taught.kept,
+        ),
+        Row(
+            f"the teacher's log-probs and those of its {TOP} likeliest tokens: largest difference to float64",
+            1e6 * taught.error,
+            "millionths",
+            target=f"under {1e6 * CLOSE:g}",
+            holds=taught.error < CLOSE,
+        ),
+        Row(
             f"two models, each updated {steps} times by its own trainer: tokens of another model or version",
             training.wrong,
             f"of {training.tokens:,}",
@@ -286,16 +351,64 @@ def measure(quick: bool) -> list[Row]:
         ),
         Row("an update of one model, p50", 1e3 * float(np.median(training.updates_s)), "ms"),
     ]
-    return rows if quick else [*rows, *adapter_rows(rows)]
-
-
-def adapter_rows(rows: list[Row]) -> list[Row]:
-    """Give the rows of adapters; raise `Incomplete` with the other rows where they cannot be measured."""
+    if quick:
+        return rows
+    if importlib.util.find_spec("peft") is None:
+        raise Incomplete("peft is not installed: make .venv/.train", rows)
+    rows += training_rows()
     python = vllm_python()
     if python is None:
         raise Incomplete(WITHOUT, rows)
-    if importlib.util.find_spec("peft") is None:
-        raise Incomplete("peft is not installed: make .venv/.train", rows)
+    return [*rows, *adapter_rows(python)]
+
+
+def training_rows() -> list[Row]:
+    """Give the rows of two trainers that learn."""
+    from models_training import STEPS, measure_training
+
+    trained = measure_training(STEPS)
+    rises = {model: rise(one.rewards) for model, one in trained.items()}
+    least = min(one.errors for one in rises.values() if one is not None)
+    tokens, wrong = (sum(getattr(one, name) for one in trained.values()) for name in ("tokens", "wrong"))
+    error = max(one.error for one in trained.values())
+    return [
+        Row(
+            f"two adapters of one engine, each trained {STEPS} steps at a task of its own: the smaller rise of reward",
+            least,
+            "standard errors",
+            target=f"at least {CLEAR:g}",
+            holds=least >= CLEAR,
+        ),
+        *(
+            Row(
+                f"adapter {model}, last third of the steps, mean",
+                one.last,
+                "reward",
+                "first third",
+                one.last / one.first,
+            )
+            for model, one in rises.items()
+            if one is not None
+        ),
+        Row(
+            "their batches' tokens of another adapter, or of another version than their trainer published last",
+            wrong,
+            f"of {tokens:,}",
+            target="none",
+            holds=wrong == 0,
+        ),
+        Row(
+            "their log-probs: largest difference to the trainer's own",
+            1e6 * error,
+            "millionths",
+            target=f"under {1e6 * CLOSE:g}",
+            holds=error < CLOSE,
+        ),
+    ]
+
+
+def adapter_rows(python: str) -> list[Row]:
+    """Give the rows of adapters on a real vLLM."""
     from models_adapters import SLOTS, measure_adapters
 
     found = measure_adapters(python, CALLS, TURNS)
