@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group
@@ -15,6 +16,7 @@ from ..wire.messages.base import new_id
 from ..wire.messages.engines import UPDATE_LIMIT_S, UpdateMode
 from . import options
 from .backend_tables import adapter_tables, backend_table, detail_tables
+from .option_groups import Frozen, ModelNameOption, OptionGroup
 from .progress_display import Progress
 from .tables import show
 from .target import Target
@@ -46,6 +48,20 @@ TakeOver = Annotated[
     bool, typer.Option("--take-over", help="Update although a live trainer publishes the model's weights.")
 ]
 OfModel = Annotated[str, typer.Option(metavar="NAME", help="The model, by the name by which jobs select it.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateOptions(OptionGroup):
+    """Of each step of an update."""
+
+    timeout_s: EnginesTimeout = 600.0
+    take_over: TakeOver = False
+    model_name: OfModel = DEFAULTS.name
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the client's methods take."""
+        return {"timeout_s": self.timeout_s, "take_over": self.take_over, "model": self.model_name}
 
 
 @commands.command("list")
@@ -86,8 +102,8 @@ def add(
         typer.Option(metavar="DIR", help="Tokenizer and chat template, as stages see them. [default: the package's]"),
     ] = None,
     model: Annotated[str, typer.Option(help="The name of its model, for people.")] = "",
-    model_name: Annotated[str, typer.Option(help="The name by which jobs select its model.")] = DEFAULTS.name,
-    frozen: Annotated[bool, typer.Option("--frozen", help="Weight updates pass it by.")] = False,
+    model_name: ModelNameOption = DEFAULTS.name,
+    frozen: Frozen = False,
     weight_version: Annotated[int, typer.Option(min=0, help="The version of the weights that it serves.")] = 0,
     curve_key: Annotated[str, typer.Option(metavar="KEY", help="Its public key; empty: it takes plaintext.")] = "",
 ) -> None:
@@ -153,10 +169,8 @@ def update_weights(
     target: Target,
     path: Annotated[Path, typer.Argument(metavar="DIR", help="The weights, as the engine hosts see them.")],
     weight_version: Version,
+    update: UpdateOptions,
     mode: Mode = "keep",
-    timeout_s: EnginesTimeout = 600.0,
-    take_over: TakeOver = False,
-    model_name: OfModel = DEFAULTS.name,
     base: Annotated[str, typer.Option(metavar="NAME", help="The model that a new adapter adapts.")] = "",
 ) -> None:
     """Load the weights at DIR into every backend of a model. An engine that rejects them keeps its weights.
@@ -166,25 +180,19 @@ def update_weights(
     with target.client() as client:
         started = time.monotonic()
         with Progress("prorl backends", f"loading version {weight_version} from {path}"):
-            client.update_weights(
-                path.absolute(),
-                weight_version,
-                mode=mode,
-                timeout_s=timeout_s,
-                take_over=take_over,
-                model=model_name,
-                base=base,
-            )
+            client.update_weights(path.absolute(), weight_version, mode=mode, base=base, **update.arguments)
         spent_s = time.monotonic() - started
-        is_adapter = any(model_name in one.backend.adapters for one in client.backends.list())
-        of = f"the adapter {model_name}" if is_adapter else model_name
-        print(f"{_served(client, model_name)} serve version {weight_version} of {of} after {spent_s:.1f} s")
+        name = update.model_name
+        is_adapter = any(name in one.backend.adapters for one in client.backends.list())
+        of = f"the adapter {name}" if is_adapter else name
+        print(f"{_served(client, name)} serve version {weight_version} of {of} after {spent_s:.1f} s")
 
 
 @commands.command("begin-weights")
 def begin_weights(
     target: Target,
     weight_version: Version,
+    update: UpdateOptions,
     mode: Mode = "keep",
     limit_s: Annotated[
         float,
@@ -192,9 +200,6 @@ def begin_weights(
             "--limit", min=0.001, metavar="SECONDS", help="Engines continue after this time without `end-weights`."
         ),
     ] = UPDATE_LIMIT_S,
-    timeout_s: EnginesTimeout = 600.0,
-    take_over: TakeOver = False,
-    model_name: OfModel = DEFAULTS.name,
 ) -> None:
     """Pause all generation of a model while another program moves new weights into the engines.
 
@@ -203,43 +208,24 @@ def begin_weights(
     """
     with target.client() as client:
         with Progress("prorl backends", "waiting until the engines generate nothing"):
-            client.begin_weights(
-                weight_version,
-                mode,
-                update_limit_s=limit_s,
-                timeout_s=timeout_s,
-                take_over=take_over,
-                model=model_name,
-            )
+            client.begin_weights(weight_version, mode, update_limit_s=limit_s, **update.arguments)
         print(f"nothing is generated; end or cancel version {weight_version} within {limit_s:g} s")
 
 
 @commands.command("end-weights")
-def end_weights(
-    target: Target,
-    weight_version: Version,
-    timeout_s: EnginesTimeout = 600.0,
-    take_over: TakeOver = False,
-    model_name: OfModel = DEFAULTS.name,
-) -> None:
+def end_weights(target: Target, weight_version: Version, update: UpdateOptions) -> None:
     """Resume generation with the weights that `begin-weights` named."""
     with target.client() as client:
-        client.end_weights(weight_version, timeout_s=timeout_s, take_over=take_over, model=model_name)
-        print(f"{_served(client, model_name, weight_version)} serve version {weight_version}")
+        client.end_weights(weight_version, **update.arguments)
+        print(f"{_served(client, update.model_name, weight_version)} serve version {weight_version}")
 
 
 @commands.command("cancel-weights")
-def cancel_weights(
-    target: Target,
-    weight_version: Version,
-    timeout_s: EnginesTimeout = 600.0,
-    take_over: TakeOver = False,
-    model_name: OfModel = DEFAULTS.name,
-) -> None:
+def cancel_weights(target: Target, weight_version: Version, update: UpdateOptions) -> None:
     """Resume generation with the old weights: those that `begin-weights` named will not come."""
     with target.client() as client:
-        client.cancel_weights(weight_version, timeout_s=timeout_s, take_over=take_over, model=model_name)
-        print(f"{_served(client, model_name)} continue without version {weight_version}")
+        client.cancel_weights(weight_version, **update.arguments)
+        print(f"{_served(client, update.model_name)} continue without version {weight_version}")
 
 
 @commands.command("remove-model")

@@ -30,6 +30,9 @@ FLAGS = {
 }
 """Flags of keys of `[[backends]]`; `--option` sets other options of an engine's kind."""
 
+ModelNameOption = Annotated[str, typer.Option(metavar="NAME", help="The name by which jobs select its model.")]
+Frozen = Annotated[bool, typer.Option("--frozen", help="It keeps its weights: weight updates pass it by.")]
+
 
 class OptionGroup:
     """Base of the groups, which are dataclasses."""
@@ -155,8 +158,8 @@ class EngineOptions(ModelOptions):
     template_argument: options.TemplateArguments = None
     gpus: Annotated[str, typer.Option(metavar="IDS", help="vllm: GPU ids, such as 0,1. [default: all]")] = ""
     cores: Annotated[str, typer.Option(metavar="IDS", help="CPU cores, such as 0,1. [default: all]")] = ""
-    model_name: Annotated[str, typer.Option(metavar="NAME", help="The name by which jobs select its model.")] = POLICY
-    frozen: Annotated[bool, typer.Option("--frozen", help="It keeps its weights: weight updates pass it by.")] = False
+    model_name: ModelNameOption = POLICY
+    frozen: Frozen = False
     weight: Annotated[float, typer.Option(min=1e-6, help="Relative load: weight 2 gets twice the jobs.")] = 1.0
     max_in_flight: Annotated[
         int, typer.Option(min=0, help="Jobs at once beyond which it counts as full; 0: what the engine says.")
