@@ -21,15 +21,15 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from ..errors import ConfigError
+from . import interpreters
 from .installed import Installed, changes, installed, modified
 from .open_files import first_open_files
 from .plugins import all_offered
-from .processes import ISOLATED, adopting_orphans
+from .processes import adopting_orphans
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -254,14 +254,11 @@ class ForkServer:
             opened.callback(ours.close)
             self._adopting.enter_context(adopting_orphans())
             opened.callback(self._adopting.close)
-            number = theirs.fileno()
-            self._starter = subprocess.Popen(
-                [sys.executable, *ISOLATED, "-m", MODULE, str(number), str(os.getpid()), TITLE_BYTES * "-"],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
+            self._starter = interpreters.start_python(
+                *(MODULE, str(theirs.fileno()), str(os.getpid()), TITLE_BYTES * "-"),
+                descriptor=theirs.fileno(),
                 env={**os.environ, **ONE_THREAD},
-                pass_fds=(number,),
-                start_new_session=True,
+                output=subprocess.DEVNULL,
             )
             opened.pop_all()
         self._control = ours

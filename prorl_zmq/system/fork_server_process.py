@@ -55,7 +55,7 @@ def _import(module: str, subject: str) -> str:
     if len(list(TASKS.iterdir())) > 1:
         names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
         found.append(f"starts a thread ({', '.join(names) or 'not of Python'})")
-    if _makes_contexts():
+    if makes_contexts():
         found.append("makes a ZeroMQ context")
     gc.freeze()  # frozen objects are skipped next time
     if not found:
@@ -66,7 +66,8 @@ def _import(module: str, subject: str) -> str:
     )
 
 
-def _makes_contexts() -> bool:
+def makes_contexts() -> bool:
+    """Return whether this process has a ZeroMQ context that is open."""
     zmq = sys.modules.get("zmq")
     context = getattr(zmq, "Context", None)
     if context is None:
