@@ -201,7 +201,6 @@ class Meter:
         if kinds["process"] and self._unit and not self._not_allowed:
             self._not_allowed = f"{self._unit} started a process, which no test of tier {UNIT} may"
         phase = {
-            "when": call.when,
             "tier": tier,
             "not_unit": self._not_allowed,
             "cpu_s": now - self._cpu_s,
@@ -209,7 +208,7 @@ class Meter:
             "interpreters": kinds["interpreter"],
             "asks": sorted(bare.guards.unguarded(item, asks_among(lines))),
         }
-        item.user_properties.append((PROPERTY, phase))
+        item.user_properties[:] = [*(one for one in item.user_properties if one[0] != PROPERTY), (PROPERTY, phase)]
         self._cpu_s = now
         report = yield
         if report.passed and call.when == "call" and self._not_allowed and not self.survey:
@@ -232,7 +231,7 @@ class Bill:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         for name, phase in report.user_properties:
-            if name == PROPERTY and phase["when"] == report.when:
+            if name == PROPERTY:
                 self.costs[report.nodeid].add(phase, report.duration)
         if bare.MARKER in report.keywords:
             self.marked_bare.add(report.nodeid)
