@@ -42,6 +42,7 @@ def recipe(verl: Any = None) -> Any:
     return defined["data_proto"]
 
 
+pytestmark = pytest.mark.xdist_group("transformers")
 (RECIPE,) = [block for block in blocks("python") if "def data_proto" in block]
 LENGTHS = {"prompt_length": 5, "response_length": 8, "pad_token_id": PAD}
 

@@ -22,6 +22,7 @@ from prorl_zmq.testing import LocalService, say
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.xdist_group("transformers")
 INSTANCE = {"problem": "1 + 1?", "ground_truth": "2"}
 SAMPLING = Sampling(max_tokens=12, top_k=8)
 
