@@ -268,9 +268,7 @@ class BatchRunner:
 
     def keep_model(self, model: str) -> bool:
         """Accept jobs of an adapter again, if its removal was begun: the backend broker has refused it."""
-        begun = self._catalog.is_being_removed(model)
-        self._catalog.note_model(model)
-        return begun
+        return self._catalog.note_model(model)
 
     def status(self, batch: BatchRecord) -> BatchStatus:
         status = batch.status()

@@ -95,19 +95,17 @@ class TaskCatalog:
         self._listed, self._ticks_left = frozenset(models) - self._removed.keys(), NEW_TICKS
         self._lacking = {(one.model, one.record): one for one in lacking}
 
-    def note_model(self, model: str) -> None:
-        """Have the backend broker's list read again for a model that has weights now, if it is unknown."""
-        self._removed.pop(model, None)
+    def note_model(self, model: str) -> bool:
+        """Have the backend broker's list read again for an unknown model that has weights; return if it was removed."""
+        was_removed = self._removed.pop(model, None) is not None
         if model not in self._models and model not in self._listed:
             self._ticks_left = 0
+        return was_removed
 
     def remove_model(self, model: str) -> None:
         """Refuse jobs of a model that is being removed, until it has weights again, or is listed later all the same."""
         self._listed -= {model}
         self._removed[model] = REMOVED_TICKS
-
-    def is_being_removed(self, model: str) -> bool:
-        return model in self._removed
 
     def tick(self) -> None:
         """Let the backend broker's list grow old."""
