@@ -43,9 +43,10 @@ class Quota:
         ):
             most = self._most(held, session, limit)
             if held[session] + new > most:
+                more = f": {new} more are too many" if new > most else ""
                 raise Busy(
                     f"the session holds {held[session]} {what}, and may hold {most} ({self._share:.0%} of what other "
-                    f"sessions leave of {limit}); collect results, or submit later",
+                    f"sessions leave of {limit}){more}; collect results, or submit {'fewer' if more else 'later'}",
                     retry_after_s=RETRY_AFTER_S,
                 )
 
