@@ -170,7 +170,7 @@ def test_a_failed_load_changes_nothing(in_world: InWorld, tmp_path: Path, monkey
         monkeypatch.setattr(hosted_adapters, "PER_SLOT", 1)
         await load(client, tmp_path, 1, model="b")
         reply = await load(client, tmp_path, 1, model="c")
-        assert "2 versions of adapters are loaded, the most" in reply.error.message
+        assert "2 versions of adapters are loaded, the most for its `slots`; remove one" in reply.error.message
         assert world.host._adapters.current == {"a": 1, "b": 1}
         assert copies(world) == [b"one", b"one"]
 

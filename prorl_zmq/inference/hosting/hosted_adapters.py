@@ -296,7 +296,7 @@ class HostedAdapters:
         if len(self._versions) >= limit:
             ending = sum(one.retired for one in self._versions.values())
             wait = f", or wait for the running generations of {ending}" if ending else ""
-            raise EngineFailed(f"{limit} versions of adapters are loaded, the most for this engine; remove one{wait}")
+            raise EngineFailed(f"{limit} versions of adapters are loaded, the most for its `slots`; remove one{wait}")
         suspects = self._suspects.get((model, version), ())
         if sum([await run_aside(_same, copy, folder) for folder in suspects]) >= ENDS:
             raise InvalidWeights(
