@@ -220,7 +220,8 @@ class BackendRequestHandler:
                     if (name not in given or 0 < limit < RECORD_TOP_LIMIT) and (
                         known is None or limit < known.top_limit
                     ):
-                        reason = one.unrecorded.get(name, "")
+                        is_adapters = name == TEACHER and model != one.name
+                        reason = "adapters cannot" if is_adapters else one.unrecorded.get(name, "")
                         lacking[model, name] = LackedRecord(model, name, one.backend_id, one.model, reason, limit)
         return tuple(lacking.values())
 

@@ -197,7 +197,8 @@ class TaskCatalog:
         if lacked:
             one = lacked[0]
             raise InvalidJob(
-                f"job {job.job_id}: the teacher {model!r} cannot score texts: backend {one.backend_id} ({one.engine})",
+                f"job {job.job_id}: the teacher {model!r} cannot score texts: backend {one.backend_id} ({one.engine})"
+                + (f": {one.reason}" if one.reason else ""),
                 job_id=job.job_id,
                 field="teacher",
             )

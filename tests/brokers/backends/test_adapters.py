@@ -9,7 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from prorl_zmq.brokers.backends.request_handler import BackendRequestHandler
-from prorl_zmq.errors import EngineFailed, InvalidWeights, ProrlError, from_info
+from prorl_zmq.brokers.rollout.task_catalog import TaskCatalog
+from prorl_zmq.errors import EngineFailed, InvalidJob, InvalidWeights, ProrlError, from_info
 from prorl_zmq.stages.held_assignments import HeldAssignments
 from prorl_zmq.wire.messages.backends import (
     AddBackend,
@@ -26,6 +27,9 @@ from prorl_zmq.wire.messages.backends import (
 )
 from prorl_zmq.wire.messages.base import Done, Refused
 from prorl_zmq.wire.messages.engines import WeightUpdate
+from prorl_zmq.wire.messages.jobs import Job, Phase
+from prorl_zmq.wire.messages.stages import Task
+from prorl_zmq.wire.records import TEACHER
 
 LEASE_S = 10.0
 NOW = 100.0
@@ -470,6 +474,18 @@ def test_an_adapter_may_be_the_policy_of_a_frozen_base() -> None:
     service.publish("policy", 1)
     assert service.models() == ("base", "policy")
     assert service.assign("job", "policy", pin=True).pinned == 1
+
+
+def test_a_teacher_that_is_an_adapter_is_refused_with_the_reason() -> None:
+    service = Service(Host("x"))
+    service.publish("a", 1)
+    lacking = service.ask(ListModels("models")).lacking
+    assert [one.reason for one in lacking if (one.model, one.record) == ("a", TEACHER)] == ["adapters cannot"]
+    catalog = TaskCatalog(roles=[Phase.SCORE])
+    catalog.add([Task("task")])
+    catalog.list_models(["policy", "a"], lacking)
+    with pytest.raises(InvalidJob, match=r"the teacher 'a' cannot score texts: backend x .*: adapters cannot$"):
+        catalog.check(Job(task="task", instance={}, teacher="a"))
 
 
 def refusal(service: Service, request: WeightUpdate) -> tuple[str, str]:
