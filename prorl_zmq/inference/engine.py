@@ -95,6 +95,8 @@ class EngineDescription:
     """Whether it is a `ScoringEngine`."""
     adapter_slots: int = 0
     """Adapters whose generations run at the same time; 0: it is no `AdapterEngine`."""
+    adapter_rest_s: float = 0.0
+    """Seconds after `remove_adapter` for which it may still read the adapter's folder."""
 
 
 class Engine(Protocol):
@@ -213,8 +215,8 @@ class AdapterEngine(Engine, Protocol):
         Args:
             model: the adapter's name.
             version: of its weights, new for this name.
-            path: its folder, which must stay unchanged until the adapter is removed. A version that is removed and
-                loaded again needs another path: engines cache results by path.
+            path: its folder, which must stay unchanged until the adapter is removed, and for `adapter_rest_s` longer. A
+                version that is removed and loaded again needs another path: engines cache results by path.
 
         Raises:
             InvalidWeights: it cannot be used with this engine's weights; nothing has changed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import shutil
 import threading
@@ -147,6 +148,23 @@ def test_a_version_stays_until_its_last_generation_ends(
         client.send(b"", codec.encode(Abort("endless")))
         await until(lambda: copies(world) == [b"two"])
         assert world.engine.removed == [("a", 1)]
+
+    in_world(test)
+
+
+def test_a_copy_stays_while_the_engine_may_still_read_it(in_world: InWorld, tmp_path: Path) -> None:
+    async def test(world: Any) -> None:
+        client = world.raw()
+        world.engine._description = dataclasses.replace(world.engine.description, adapter_rest_s=60.0)
+        for version, content in ((1, b"one"), (2, b"two"), (3, b"three")):
+            assert await load(client, tmp_path, version, content) == EngineReady(f"u{version}", version)
+        await until(lambda: world.engine.removed == [("a", 1), ("a", 2)])
+        assert copies(world) == [b"one", b"three", b"two"]
+        world.engine._description = dataclasses.replace(world.engine.description, adapter_rest_s=0.01)
+        await load(client, tmp_path, 4, b"four")
+        await until(lambda: copies(world) == [b"four", b"one", b"two"])
+        await world.host._adapters.close()
+        assert copies(world) == [b"four", b"one", b"two"], "the next host deletes them"
 
     in_world(test)
 

@@ -79,6 +79,7 @@ class HostedAdapters:
         """Held by the load of a model."""
         self._one_change = asyncio.Lock()
         self._removals: set[asyncio.Task[None]] = set()
+        self._closing = asyncio.Event()
 
     @property
     def current(self) -> dict[str, int]:
@@ -274,7 +275,8 @@ class HostedAdapters:
             )
 
     async def close(self) -> None:
-        """Wait for removals; the engine is closed already. The copies stay, for the next host."""
+        """Wait for removals; the engine is closed already. Copies that are left are for the next host."""
+        self._closing.set()
         if self._removals:
             await asyncio.wait(self._removals)
 
@@ -327,7 +329,12 @@ class HostedAdapters:
             with suppress(EngineFailed):  # it has ended, or forgets the adapter by itself
                 if key not in self._versions:  # otherwise it was loaded again, in place of this one
                     await self._engine.remove_adapter(*key)
-            await run_aside(_delete, folder)
+        if rest_s := self._engine.description.adapter_rest_s:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(rest_s):
+                    await self._closing.wait()
+                    return
+        await run_aside(_delete, folder)
 
 
 def _copy(path: Path, copy: Path) -> str:

@@ -64,6 +64,9 @@ HEALTH_S = 4.0
 """Longest health check of the server, in seconds; the host's own limit is longer."""
 CHECK_S = 120.0
 """Longest reading of a checkpoint's headers: a folder on a network may hang."""
+REST_S = 10.0
+"""For so long a server may still read the folder of an adapter that it unloaded, for a request that it has not aborted
+yet."""
 CLOSE_S = 5.0
 UPDATES: Final[dict[str, type[WeightUpdates]]] = {
     "vllm": VllmUpdates,
@@ -146,6 +149,7 @@ class HttpEngine:
                 scores=found.dialect.scores,
                 records=found.records,
                 adapter_slots=0 if lora is None else lora.slots,
+                adapter_rest_s=REST_S,
                 top_limit=found.top_limit,
                 unrecorded={
                     name: f"the answers of its server (api {found.dialect.name}) have none"

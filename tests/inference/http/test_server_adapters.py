@@ -94,7 +94,7 @@ async def ask(engine: HttpEngine, model: str, version: int) -> tuple[VersionSpan
 def test_requests_name_the_adapters_version(engine_of: Any, tmp_path: Path) -> None:
     async def main() -> None:
         async with engine_of() as (engine, server, adapters):
-            assert engine.description.adapter_slots == 2
+            assert (engine.description.adapter_slots, engine.description.adapter_rest_s) == (2, 10.0)
             path = small_adapter(tmp_path / "given")
             await engine.load_adapter("a", 7, path)
             assert adapters.paths == {"given": str(path)}
