@@ -9,8 +9,9 @@ model has a queue of its own.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -68,6 +69,17 @@ class _Waiting:
     since: float
 
 
+class _Want(NamedTuple):
+    """What waiting jobs have in common: if the first one gets no backend, none does."""
+
+    model: str
+    pinned: int | None
+
+    @classmethod
+    def of(cls, request: Assign) -> _Want:
+        return cls(request.model, request.pinned)
+
+
 class BackendRequestHandler:
     def __init__(self, lease_s: float, affinity: Affinity = "job") -> None:
         self.heap = BackendHeap(affinity)
@@ -77,8 +89,8 @@ class BackendRequestHandler:
         self._starts = EngineStarts(self.heap, lease_s)
         self.weights = WeightRequests(self.heap, self._registry, self._updates, self._starts, lease_s)
         self._lease_s = lease_s
-        self._waiting: dict[str, dict[str, _Waiting]] = {}
-        """By model and job; a queue without jobs is removed."""
+        self._waiting: dict[_Want, dict[str, _Waiting]] = {}
+        """By job; a queue without jobs is removed."""
         self._owners: dict[str, float] = {}
 
     @property
@@ -87,7 +99,10 @@ class BackendRequestHandler:
         return sum(map(len, self._waiting.values()))
 
     def waiting_by_model(self) -> dict[str, int]:
-        return {model: len(queue) for model, queue in self._waiting.items()}
+        waiting = Counter[str]()
+        for want, queue in self._waiting.items():
+            waiting[want.model] += len(queue)
+        return waiting
 
     def handle(self, envelope: Sequence[Frame], request: AnyBackendRequest, now: float) -> list[Answer]:
         self._starts.look(now)
@@ -121,10 +136,10 @@ class BackendRequestHandler:
         self._starts.tick(now)
         self._offer(now)
         answers = self._ready_answers(now)
-        for model, queue in tuple(self._waiting.items()):
-            if not self._is_starting(model):
+        for want, queue in tuple(self._waiting.items()):
+            if not self._is_starting(want.model):
                 for waiting in [waiting for waiting in queue.values() if self._until(waiting) <= now]:
-                    self._forget_waiting(model, waiting.request.job_id)
+                    self._forget_waiting(want, waiting.request.job_id)
                     answers.append(Answer(waiting.envelope, self._at_last(waiting, now)))
         return answers
 
@@ -132,8 +147,8 @@ class BackendRequestHandler:
         dues = [self.weights.next_deadline()]
         if self._waiting:
             dues += [self._probation.next_due(), self._updates.next_deadline()]
-            for model, queue in self._waiting.items():
-                if not self._is_starting(model):
+            for want, queue in self._waiting.items():
+                if not self._is_starting(want.model):
                     dues.append(min(self._until(waiting) for waiting in queue.values()))
         return min((due for due in dues if due is not None), default=None)
 
@@ -238,7 +253,7 @@ class BackendRequestHandler:
     ) -> AnyBackendReply | None:
         model = request.model
         if isinstance(request, WeightUpdate) and request.step == "remove" and model in self.heap.adapters:
-            jobs = self.heap.in_flight()[model] + len(self._waiting.get(model, ()))
+            jobs = self.heap.in_flight()[model] + self.waiting_by_model().get(model, 0)
             if jobs:
                 raise ModelInUse(f"{jobs} jobs use the model {model}; cancel them, or wait", model=model, jobs=jobs)
         return self.weights.handle(envelope, request, now)
@@ -291,19 +306,20 @@ class BackendRequestHandler:
 
     def _assign(self, envelope: Sequence[Frame], request: Assign, now: float) -> Assigned | WaitLonger | Refused | None:
         self._owners[request.owner] = now
-        queue = self._waiting.get(request.model, {})
-        waiting = queue.get(request.job_id)
-        if waiting is not None:
-            if waiting.request.attempt == request.attempt:  # the wait counts from the first request
-                queue[request.job_id] = _Waiting(envelope, _settled(request), waiting.since)
-                return self._wait_longer(request)
+        want, job_id = _Want.of(request), request.job_id
+        for before in self._wants_of(job_id, request.model) if self._waiting else ():
+            waiting = self._waiting[before][job_id]
             if waiting.request.attempt > request.attempt:
                 return None
+            if waiting.request.attempt == request.attempt and before == want:  # the wait counts from the first request
+                self._waiting[want][job_id] = _Waiting(envelope, _settled(request), waiting.since)
+                return self._wait_longer(request)
+            self._forget_waiting(before, job_id)
         assigned = self._try(request, now)
         if assigned is None and not request.named and request.model not in self._models():
             return self._at_last(_Waiting(envelope, msgspec.structs.replace(request, wait_s=0.0), now), now)
         if assigned is None:
-            self._waiting.setdefault(request.model, {})[request.job_id] = _Waiting(envelope, _settled(request), now)
+            self._waiting.setdefault(want, {})[job_id] = _Waiting(envelope, _settled(request), now)
             return self._wait_longer(request)
         return assigned
 
@@ -332,37 +348,38 @@ class BackendRequestHandler:
     def _release(self, release: Release, now: float) -> None:
         """End a job's waits and assignments of one model, or of all."""
         job_id, attempt, model = release.job_id, release.attempt, release.model
-        if self._waiting:
-            for queued in (model,) if model else tuple(self._waiting):
-                waiting = self._waiting.get(queued, {}).get(job_id)
-                if waiting is not None and waiting.request.attempt <= attempt:
-                    self._forget_waiting(queued, job_id)
+        for want in self._wants_of(job_id, model) if self._waiting else ():
+            if self._waiting[want][job_id].request.attempt <= attempt:
+                self._forget_waiting(want, job_id)
         holders = (job_id,) if model == POLICY else (holder(job_id, model),) if model else self.heap.holders(job_id)
         for holder_id in holders:
             self._note_served(holder_id, attempt, release.served, now)
             self.heap.release(holder_id, attempt)
 
-    def _forget_waiting(self, model: str, job_id: str) -> None:
-        queue = self._waiting[model]
+    def _wants_of(self, job_id: str, model: str) -> list[_Want]:
+        """Return the queues in which a job waits for a backend of a model; empty: of any."""
+        return [want for want, queue in self._waiting.items() if job_id in queue and model in ("", want.model)]
+
+    def _forget_waiting(self, want: _Want, job_id: str) -> None:
+        queue = self._waiting[want]
         del queue[job_id]
         if not queue:
-            del self._waiting[model]
+            del self._waiting[want]
 
     def _serve_waiting(self, now: float) -> list[Answer]:
         answers: list[Answer] = []
         if not self._waiting:
             return answers
-        for model, queue in tuple(self._waiting.items()):
+        for want, queue in tuple(self._waiting.items()):
             served: list[_Waiting] = []
             for waiting in queue.values():
                 assigned = self._try(waiting.request, now)
-                if assigned is not None:
-                    served.append(waiting)
-                    answers.append(Answer(waiting.envelope, assigned))
-                elif waiting.request.pinned is None:
+                if assigned is None:
                     break
+                served.append(waiting)
+                answers.append(Answer(waiting.envelope, assigned))
             for request in (waiting.request for waiting in served):
-                self._forget_waiting(model, request.job_id)
+                self._forget_waiting(want, request.job_id)
                 self._owners.setdefault(request.owner, now)  # the owner may have fallen silent meanwhile
         return answers
 

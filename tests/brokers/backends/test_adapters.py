@@ -331,6 +331,38 @@ def test_a_pinned_job_waits_for_a_backend_with_its_version_and_holds_up_no_other
     assert x.adapters == {"a": (2,)}
 
 
+def test_jobs_that_wait_for_different_versions_do_not_hold_each_other_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = Host("x")
+    service = Service(x)
+    for version in (1, 2):
+        service.publish("a", version)
+    x.failure = EngineFailed("not now")
+    x.backend = replace(x.backend, adapters={}, life="2")
+    service.register(x)
+    waiting = {"first": {}, **{f"old-{number}": {"pinned": 1} for number in range(5)}}
+    for job_id, wants in waiting.items():
+        assert service.assign(job_id, wait_s=60.0, **wants) is None
+    tries: list[str] = []
+    assign = service.handler.heap.assign
+
+    def counted(request: Assign, *, anyhow: bool = False) -> Any:
+        tries.append(request.job_id)
+        return assign(request, anyhow=anyhow)
+
+    monkeypatch.setattr(service.handler.heap, "assign", counted)
+    service.ask(ListModels("models"))
+    assert tries == ["first", "old-0"], "if the first of its kind gets none, no other does"
+    assert service.handler.waiting_by_model() == {"a": 6}
+    x.backend = replace(x.backend, adapters={"a": (1,)})
+    service.pass_time(1)
+    assert {name.partition("-a-")[0] for name in service.replies if "-a-" in name} == {*waiting} - {"first"}
+    assert service.handler.waiting_by_model() == {"a": 1}
+    x.failure = None
+    x.backend = replace(x.backend, adapters={"a": (1, 2)})
+    service.pass_time(1)
+    assert service.handler.waiting == 0
+
+
 def test_a_pinned_version_stays_loaded_while_its_jobs_backend_is_lost() -> None:
     x, y = Host("x"), Host("y")
     service, held = Service(x, y), HeldAssignments("run-1")
