@@ -62,7 +62,7 @@ class BackendHeap:
         self._offers: dict[str, None] = {}
         """Backends on probation that the next job may try."""
         self._rankings: dict[str, BackendRanking] = {}
-        """By model."""
+        """By the backends' own model, whose adapters' jobs get the first that has the adapter."""
         self._groups = GroupMemory()
         self._assignments: dict[str, Assignment] = {}
         """By holder."""
@@ -196,14 +196,12 @@ class BackendHeap:
         self._wanted.pop(model, None)
         self._begun.pop(model, None)
         self._serve_adapters()
-        self._rankings.pop(model, None)
 
     def set_adapters(self, backend_id: str, adapters: Mapping[str, tuple[int, ...]]) -> None:
         """Record the adapters that a backend has loaded (see `Backend.adapters`)."""
         member = self.member(backend_id)
         member.backend = msgspec.structs.replace(member.backend, adapters=dict(adapters))
         self._serve(member)
-        self._rank(member)
 
     def note_adapter(self, backend_id: str, model: str, note: str) -> None:
         """Record why a backend could not load an adapter; empty: it could."""
@@ -213,17 +211,13 @@ class BackendHeap:
             notes[model] = note
 
     def _serve(self, member: Member) -> None:
-        """Set which models a backend serves; it must be ranked afterwards."""
-        models = self.adapters.served(member.backend)
-        if models != member.models:
-            self._unrank(member)
-            member.models = models
+        """Set which models a backend serves."""
+        member.models = self.adapters.served(member.backend)
 
     def _serve_adapters(self) -> None:
         for member in self._members.values():
             if member.backend.adapter_slots:
                 self._serve(member)
-                self._rank(member)
 
     def begin_update(self, weight_version: int, model: str = POLICY) -> None:
         """Allow only backends of a model that serve exactly this version to accept jobs."""
@@ -442,8 +436,12 @@ class BackendHeap:
                     self._groups.forget(group_id, backend_id)
                 elif member.has_room:
                     return backend_id
-        ranking = self._rankings.get(request.model)
-        return ranking.first(request.node) if ranking is not None else None
+        model = request.model
+        base = self.adapters.bases.get(model)
+        ranking = self._rankings.get(base or model)
+        if ranking is None:
+            return None
+        return ranking.first(request.node, None if base is None else lambda one: model not in self._members[one].models)
 
     def _hold(self, holder_id: str, held: Assignment) -> None:
         self._assignments[holder_id] = held
@@ -482,17 +480,15 @@ class BackendHeap:
         if member.state != "ready":
             self._unrank(member)
             return
-        for model in member.models:
-            ranking = self._rankings.get(model)
-            if ranking is None:
-                ranking = self._rankings[model] = BackendRanking()
-            ranking.place(member.backend, len(member.jobs))
+        ranking = self._rankings.get(member.backend.name)
+        if ranking is None:
+            ranking = self._rankings[member.backend.name] = BackendRanking()
+        ranking.place(member.backend, len(member.jobs))
 
     def _unrank(self, member: Member) -> None:
-        for model in member.models:
-            ranking = self._rankings.get(model)
-            if ranking is not None:
-                ranking.discard(member.backend.backend_id)
+        ranking = self._rankings.get(member.backend.name)
+        if ranking is not None:
+            ranking.discard(member.backend.backend_id)
 
     def _trained(self, model: str) -> list[Member]:
         members = self._members.values()

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from ..least_loaded import LeastLoaded
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ...wire.messages.backends import Backend
 
 ROOM, FULL = range(2)
@@ -47,10 +49,19 @@ class BackendRanking:
         if backend_id in self._with_room:
             self._leave_node(backend_id)
 
-    def first(self, node: str) -> str | None:
+    def first(self, node: str, lacks: Callable[[str], bool] | None = None) -> str | None:
+        """Return the first backend for a job on a node that does not lack what the job needs; None: there is none.
+
+        Each backend that `lacks` excludes at the head costs a search of all.
+        """
         least = self._all.first()
         near = self._on_node.get(node)
         nearest = near.first() if near is not None else None
+        if lacks is not None:
+            if least is not None and lacks(least):
+                least = self._all.first_but(lacks)
+            if near is not None and nearest is not None and lacks(nearest):
+                nearest = near.first_but(lacks)
         if least is None or nearest is None or nearest == least:
             return least
         backend, in_flight = self._with_room[nearest]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from prorl_zmq.brokers.backends.backend_ranking import BackendRanking
 from prorl_zmq.brokers.backends.request_handler import BackendRequestHandler
 from prorl_zmq.brokers.rollout.task_catalog import TaskCatalog
 from prorl_zmq.errors import EngineFailed, InvalidJob, InvalidWeights, ProrlError, from_info
@@ -361,6 +362,30 @@ def test_jobs_that_wait_for_different_versions_do_not_hold_each_other_up(monkeyp
     x.backend = replace(x.backend, adapters={"a": (1, 2)})
     service.pass_time(1)
     assert service.handler.waiting == 0
+
+
+def test_a_backends_place_costs_the_same_with_many_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, late = Host("x", slots=64), Host("late", slots=64)
+    service = Service(x, late)
+    for number in range(64):
+        service.publish(f"a-{number}", 1)
+    placed: list[str] = []
+    place = BackendRanking.place
+
+    def counted(ranking: BackendRanking, backend: Backend, in_flight: int) -> None:
+        placed.append(backend.backend_id)
+        place(ranking, backend, in_flight)
+
+    monkeypatch.setattr(BackendRanking, "place", counted)
+    given = service.given("job", "a-7")
+    assert placed == [given]
+    service.release("job", "a-7")
+    assert placed == [given] * 2
+    late.failure = EngineFailed("not now")
+    late.backend = replace(late.backend, adapters={}, life="2")
+    service.register(late)
+    assert [service.given(f"job-{number}", "a-7") for number in range(3)] == ["x"] * 3
+    assert service.given("own", "policy") == "late", "it has fewer jobs"
 
 
 def test_a_pinned_version_stays_loaded_while_its_jobs_backend_is_lost() -> None:

@@ -70,8 +70,14 @@ def test_a_backend_that_moved_is_near_where_it_is_now() -> None:
     assert ranking.first("elsewhere") == "mover"
 
 
-@given(st.lists(PLACES | st.sampled_from(NAMES), max_size=60), st.sampled_from([*NODES, "elsewhere"]))
-def test_agrees_with_a_search_from_end_to_end(changes: list[tuple[str, str, float, int, int] | str], node: str) -> None:
+@given(
+    st.lists(PLACES | st.sampled_from(NAMES), max_size=60),
+    st.sampled_from([*NODES, "elsewhere"]),
+    st.sets(st.sampled_from(NAMES)),
+)
+def test_agrees_with_a_search_from_end_to_end(
+    changes: list[tuple[str, str, float, int, int] | str], node: str, lacking: set[str]
+) -> None:
     ranking = BackendRanking()
     model: dict[str, tuple[tuple[int, float, int], str, float]] = {}
     for sequence, change in enumerate(changes):
@@ -83,12 +89,15 @@ def test_agrees_with_a_search_from_end_to_end(changes: list[tuple[str, str, floa
             ranking.place(backend(name, where, weight, limit), in_flight)
             tier = 1 if in_flight >= limit else 0
             model[name] = ((tier, in_flight / weight, sequence), where, (in_flight - 1) / weight)
-        expected = min(model, key=lambda one: model[one][0], default=None)
-        if expected is not None:
-            bound = model[expected][0][1]
-            near = [one for one, (rank, where, _) in model.items() if where == node and not rank[0]]
-            nearest = min(near, key=lambda one: model[one][0], default=None)
-            if nearest is not None and model[nearest][2] <= bound:
-                expected = nearest
-        assert ranking.first(node) == expected
+        for excluded in (set[str](), lacking):
+            there = {one: place for one, place in model.items() if one not in excluded}
+            expected = min(there, key=lambda one: model[one][0], default=None)
+            if expected is not None:
+                bound = model[expected][0][1]
+                near = [one for one, (rank, where, _) in there.items() if where == node and not rank[0]]
+                nearest = min(near, key=lambda one: model[one][0], default=None)
+                if nearest is not None and model[nearest][2] <= bound:
+                    expected = nearest
+            assert ranking.first(node, excluded.__contains__) == expected
+        assert ranking.first(node) == ranking.first(node, set[str]().__contains__)
     assert set(ranking._on_node) == {where for rank, where, _ in model.values() if not rank[0]}
