@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...errors import MalformedMessage, NoBackend
+from ...errors import EngineFailed, MalformedMessage, NoBackend
 from .version_pins import VersionPins
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
 
+    from ...errors import ProrlError
     from ...wire.messages.backends import Assign, Backend
     from ...wire.messages.engines import WeightUpdate
     from .backend_member import Member
@@ -35,6 +36,8 @@ class AdapterModels:
         self.bases: dict[str, str] = {}
         """The models that adapters adapt, by the adapters' models."""
         self.pins = VersionPins()
+        self._left: dict[str, dict[str, tuple[int, ...]]] = {}
+        """The versions of removed adapters that backends may still have, by model and backend."""
 
     def __contains__(self, model: str) -> bool:
         return model in self.bases
@@ -85,6 +88,25 @@ class AdapterModels:
     def _serving(self, model: str) -> set[int]:
         return {one[model] for one in (self._wanted, self._begun) if model in one and model in self.bases}
 
+    def removed(self, model: str, loaded: dict[str, tuple[int, ...]]) -> None:
+        """Note which versions of a removed adapter backends have, until these answer that they have unloaded them."""
+        if loaded:
+            self._left[model] = loaded
+
+    def answered(self, request: WeightUpdate, backend_id: str, error: ProrlError | None) -> None:
+        """Note that a backend has done a step: of an adapter it then has only what is needed."""
+        if error is None and request.model in self._left:
+            self._left[request.model].pop(backend_id, None)
+
+    def _check_left(self, model: str, version: int) -> None:
+        for backend_id, versions in self._left.get(model, {}).items():
+            if version in versions:
+                raise EngineFailed(
+                    f"backend {backend_id} may still have version {version} of the adapter {model} that was removed: "
+                    "publish these weights as another version, or wait until the backend has unloaded it",
+                    backend=backend_id,
+                )
+
     def find_base(self, request: WeightUpdate, backends: Iterable[Backend], own: set[str]) -> str:
         """Return the base of the adapter that a request is about.
 
@@ -96,6 +118,7 @@ class AdapterModels:
         Raises:
             NoBackend: no backend takes the adapter, or several bases could be meant.
             MalformedMessage: the step is not for adapters.
+            EngineFailed: a backend may have other weights as this version, of an adapter that was removed.
         """
         model, known = request.model, self.bases.get(request.model, "")
         bases = sorted({one.name for one in backends if one.adapter_slots})
@@ -125,6 +148,7 @@ class AdapterModels:
             others = f"those of {', '.join(bases)} do" if bases else "none does"
             may_come = base in own and all(one.name != base for one in backends)
             raise NoBackend(f"no backend of the model {base} takes adapters; {others}", final=not may_come)
+        self._check_left(model, request.weight_version)
         return base
 
 

@@ -164,6 +164,11 @@ class BackendRegistry:
         self._heap.set_adapters(backend_id, {**adapters, model: (*earlier, version)})
         self._changed[backend_id] = None
 
+    def loaded(self, model: str) -> dict[str, tuple[int, ...]]:
+        """Return the versions of an adapter that backends have, or had when they fell silent, by backend."""
+        backends = [*(record.backend for record in self._lost.values()), *self._heap.backends()]
+        return {one.backend_id: one.adapters[model] for one in backends if model in one.adapters}
+
     def lost_models(self) -> set[str]:
         """Return the models of hosts that fell silent and may return."""
         return {record.backend.name for record in self._lost.values()}

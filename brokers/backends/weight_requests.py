@@ -199,6 +199,7 @@ class WeightRequests:
         if known is not None:
             _, under_way = known
             backend_id = under_way.missing.pop(request_id)
+            self._heap.adapters.answered(under_way.request, backend_id, error)
             model = under_way.request.model
             if isinstance(error, InvalidWeights) and model in self._heap.adapters.unpublished():
                 words = f"{error.message}. (No backend has the name {model!r}, so it is that of a new adapter.)"

@@ -513,6 +513,33 @@ def test_a_removed_model_is_unloaded_also_by_a_host_that_was_away() -> None:
     assert service.publish("a", 1, trainer="u") == Done(f"load-a-1-u-{service.now}")
 
 
+def test_a_version_of_a_removed_model_is_free_once_no_host_may_have_it() -> None:
+    x, y = Host("x"), Host("y")
+    service = Service(x, y)
+    service.publish("a", 1)
+    away = y.backend
+    del service.hosts["y"]
+    service.pass_time(LEASE_S + 1)
+    assert service.ask(WeightUpdate("remove", "remove", 0, model="a")) == Done("remove")
+    for _ in range(2):
+        refused = service.publish("a", 1)
+        assert (refused.error.code, refused.error.fields) == ("engine_failed", {"backend": "y"})
+        assert service.publish("a", 2) == Done(f"load-a-2--{service.now}")
+        service.pass_time(1)
+    y.backend = away
+    service.register(y)
+    service.pass_time(1)
+    assert (x.adapters, y.adapters) == ({"a": (2,)}, {"a": (2,)})
+    assert service.publish("a", 1) == Done(f"load-a-1--{service.now}")
+    x.failure = EngineFailed("hangs")
+    assert service.ask(WeightUpdate("remove-2", "remove", 0, model="a")).error.fields == {"backend": "x"}
+    service.pass_time(1)
+    assert service.publish("a", 1).error.fields == {"backend": "x"}
+    x.failure = None
+    service.pass_time(2)
+    assert service.publish("a", 1) == Done(f"load-a-1--{service.now}")
+
+
 def test_each_adapter_has_a_trainer_and_versions_of_its_own() -> None:
     x = Host("x")
     service = Service(x)
