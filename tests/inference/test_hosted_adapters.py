@@ -403,6 +403,20 @@ def test_a_copy_does_not_fill_the_disk(in_world: InWorld, tmp_path: Path, monkey
     in_world(test)
 
 
+def test_a_copy_ends_at_the_size_that_the_file_had(in_world: InWorld, tmp_path: Path) -> None:
+    async def test(world: Any) -> None:
+        folder = saved(tmp_path / "given", b"one")
+        (folder / "adapter_model.safetensors").unlink()
+        (folder / "adapter_model.safetensors").symlink_to("/proc/self/maps")  # a regular file of 0 bytes, and more
+        with pytest.raises(InvalidWeights, match=r"adapter_model\.safetensors changes while it is copied"):
+            await world.host._adapters.load("a", 1, folder)
+        assert copies(world) == []
+        with pytest.raises(InvalidWeights, match="no adapter that this host can read: embedded null byte"):
+            await world.host._adapters.load("a", 1, folder.with_name("a\0b"))
+
+    in_world(test)
+
+
 def test_a_full_disk_is_not_the_adapters_fault(in_world: InWorld, tmp_path: Path) -> None:
     async def test(world: Any) -> None:
         (world.folder / "file").write_text("")

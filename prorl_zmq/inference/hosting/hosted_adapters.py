@@ -341,7 +341,7 @@ def _copy(path: Path, copy: Path) -> str:
     """Copy an adapter's two files; return their digest.
 
     Raises:
-        InvalidWeights: one is missing or cannot be read.
+        InvalidWeights: one is missing, cannot be read, or changes meanwhile.
         EngineFailed: the copy cannot be written, or would fill the disk.
     """
     try:
@@ -352,7 +352,7 @@ def _copy(path: Path, copy: Path) -> str:
     for name in (CONFIG, WEIGHTS):
         try:
             source = open(path / name, "rb", opener=open_regular)  # noqa: SIM115 - closed below
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise InvalidWeights(f"{path} is no adapter that this host can read: {error}", path=str(path)) from error
         try:
             with source, (copy / name).open("wb") as target:
@@ -360,9 +360,13 @@ def _copy(path: Path, copy: Path) -> str:
                 if free < size_bytes + FREE_BYTES:
                     raise EngineFailed(f"{path / name} has {size_bytes:,} bytes, and only {free:,} are free in {copy}")
                 digest.update(size_bytes.to_bytes(8, "little"))
-                while part := source.read(2**20):
+                while part := source.read(min(2**20, size_bytes - target.tell() + 1)):
                     digest.update(part)
                     target.write(part)
+                    if target.tell() > size_bytes:
+                        break
+                if target.tell() != size_bytes:
+                    raise InvalidWeights(f"{path / name} changes while it is copied", path=str(path))
         except OSError as error:
             raise EngineFailed(f"the adapter in {path} cannot be copied to {copy}: {error}") from error
     return digest.hexdigest()
