@@ -62,7 +62,10 @@ CALLS, TURNS = 2_000, 8
 """Of adapters: mixed calls, and turns of what is timed."""
 TOPOLOGY = """\
 backends = [{{kind = "embedded"}}, {{kind = "embedded", name = "{other}"}}]
-stage = [{{role = "init", slots = 16}}, {{role = "run", slots = 96}}, {{role = "eval", slots = 16}}]
+stage = [
+    {{role = "init", slots = 16}}, {{role = "run", slots = 96}}, {{role = "eval", slots = 16}},
+    {{role = "score", slots = 64}},
+]
 
 [rollout_broker]
 ready_limit = 96

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Optional
 
+import msgspec
 import numpy as np
 import pydantic
 import pytest
@@ -13,8 +14,9 @@ from finished_groups import chat, group
 from framework_source import lifted
 
 from prorl_zmq import Job
+from prorl_zmq.data.records import with_record
 from prorl_zmq.data.rows import rows_of
-from prorl_zmq.data.scores import Scores
+from prorl_zmq.data.scores import Scores, scores_record
 from prorl_zmq.data.trajectory import Role, Trajectory, TrajectoryBuilder
 from prorl_zmq.errors import ConfigError, InvalidJob, NotTrainable
 from prorl_zmq.integrations.recorded import Asked, routes, supports, teacher_scores
@@ -57,7 +59,7 @@ def scores() -> Scores:
 
 def rolled_out(known: int = SIZE - 1, missing: tuple[str, ...] = (), shifted: str = "", **result: Any) -> Trajectory:
     """A rollout with records; the experts of its first `known` tokens are known, and one record may be a row late."""
-    builder = TrajectoryBuilder()
+    builder, taught = TrajectoryBuilder(), None
     for place in range(SIZE):
         if place in (0, 3, 5, 8, 9):
             builder.begin_turn(Role.ASSISTANT if place in GENERATED else Role.USER)
@@ -73,7 +75,7 @@ def rolled_out(known: int = SIZE - 1, missing: tuple[str, ...] = (), shifted: st
     if "teacher" not in missing:
         given = scores()
         columns = (given.logprobs, given.top_ids, given.top_logprobs)
-        builder.add_scores(0, Scores(*(np.roll(column, int(shifted == "teacher"), 0) for column in columns)))
+        taught = Scores(*(np.roll(column, int(shifted == "teacher"), 0) for column in columns))
     fields = {"job_id": "x", "task": "math", "outcome": Outcome.COMPLETED, "reward": 1.0, "stop_reason": "done"}
     whole = Result(
         **{**fields, **result},
@@ -82,7 +84,14 @@ def rolled_out(known: int = SIZE - 1, missing: tuple[str, ...] = (), shifted: st
         turns=builder.turns,
         records=builder.checked(builder.records, [(0, SIZE)]),
     )
-    return Trajectory.from_frame(whole, builder.block(builder.records).tobytes())
+    block = builder.block(builder.records).data
+    return Trajectory.from_frame(*(with_scores(whole, block, taught) if taught is not None else (whole, block)))
+
+
+def with_scores(result: Result, block: memoryview, taught: Scores) -> tuple[Result, memoryview]:
+    """Add a teacher's scores of a rollout of one segment, as SCORE and the broker do."""
+    forms, record = scores_record([(0, result.tokens)], taught)
+    return msgspec.structs.replace(result, records=(*result.records, *forms)), with_record(block, record)
 
 
 def batch(**options: Any) -> list[Group]:
@@ -295,7 +304,7 @@ def test_without_likeliest_tokens_verl_gets_the_texts_own(torch: Any) -> None:
     builder.begin_turn(Role.ASSISTANT)
     builder.add_generated(np.array([7], np.int32), np.array([-0.5], "f4"), np.zeros(1, "i4"))
     none = np.zeros((3, 0))
-    builder.add_scores(0, Scores(np.array([0, -1, -2], "f4"), none.astype("i4"), none.astype("f4")))
+    taught = Scores(np.array([0, -1, -2], "f4"), none.astype("i4"), none.astype("f4"))
     whole = Result(
         job_id="y",
         task="math",
@@ -304,9 +313,8 @@ def test_without_likeliest_tokens_verl_gets_the_texts_own(torch: Any) -> None:
         logprobs_mode="processed_logprobs",
         tokens=3,
         turns=2,
-        records=builder.records,
     )
-    made = Trajectory.from_frame(whole, builder.block(builder.records).tobytes())
+    made = Trajectory.from_frame(*with_scores(whole, builder.block().data, taught))
     [[fields]] = agent_loop_outputs([group("a", made)], Asked(teacher="teacher"))
     assert fields["extra_fields"]["teacher_ids"].tolist() == [[6], [7], [0]]
     assert fields["extra_fields"]["teacher_logprobs"].tolist() == [[-1.0], [-2.0], [0.0]]
