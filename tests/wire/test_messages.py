@@ -268,8 +268,8 @@ def test_an_error_of_any_length_crosses_in_short() -> None:
 
 
 def test_limits_are_found_by_phase() -> None:
-    limits = PhaseLimits(1.0, 2.0, 3.0)
-    assert [limits.of(phase) for phase in Phase] == [1.0, 2.0, 3.0]
+    limits = PhaseLimits(1.0, 2.0, 3.0, 4.0)
+    assert [limits.of(phase) for phase in Phase] == [1.0, 2.0, 3.0, 4.0]
 
 
 def test_messages_cannot_be_changed() -> None:
