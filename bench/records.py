@@ -1,16 +1,18 @@
 """Records of 384 bytes a token beside a trajectory of 40,000 tokens, 15 MB, from where they are kept to the client.
 
 The real path is timed: `RolloutClient.collect(1)` over ipc from a rollout broker that stores the blocks, and the fetch
-of a block from its node, mapped. The peer transfers the same bytes over a bare Unix socket, read with `recv_into` into
-one reused buffer. The broker's CPU time of a job whose block stays on its node is measured with and without records.
-All sides take turns in one run. Then 1,000 such rollouts run while processes of each kind are killed.
+of a block from its node, mapped. The peers transfer the same bytes over a bare Unix socket, read with `recv_into` into
+one reused buffer, and over ZeroMQ alone: what ipc costs without a broker. The broker's CPU time of a job whose block
+stays on its node is measured with and without records. All sides take turns in one run. Then 1,000 such rollouts run
+while processes of each kind are killed.
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +20,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import psutil
-from fetch import Feeder, prepare, receive_block, unix_server
+import zmq
+from fetch import PEERS, Feeder, prepare, receive_block, unix_server
 from fetch_node import KeepingService
 from harness import Row, main
 from record_losses import STRIKES, loss_rows
@@ -31,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).with_name("peers")))
 from trajectories import make_trajectory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from prorl_zmq import Trajectory
 
@@ -53,6 +56,27 @@ def collected(client: RolloutClient) -> Trajectory:
     """Fetch one trajectory."""
     (trajectory,) = client.collect(1, wait_s=30)
     return trajectory
+
+
+@contextmanager
+def ipc_server(folder: Path, blocks: int) -> Iterator[zmq.Socket[bytes]]:
+    """Run the peer over ZeroMQ; gives the connected socket."""
+    endpoint = f"ipc://{folder}/zeromq"
+    words = (endpoint, TOKENS, blocks, *RECORD)
+    process = subprocess.Popen([sys.executable, str(PEERS / "ipc_server.py"), *map(str, words)])
+    try:
+        with zmq.Context() as context, context.socket(zmq.PAIR) as line:
+            line.connect(endpoint)
+            yield line
+    finally:
+        process.kill()
+        process.wait()
+
+
+def receive_frame(line: zmq.Socket[bytes]) -> zmq.Frame:
+    """Ask for a block, and receive it without a copy."""
+    line.send(b"g")
+    return line.recv(copy=False)
 
 
 def timed(fetch: Callable[[], object], seconds: list[float]) -> None:
@@ -85,11 +109,12 @@ def client_memory(client: RolloutClient, batch: int) -> float:
 
 def measure(quick: bool) -> list[Row]:
     rounds, batch = (8, 4) if quick else (32, 12)
-    seconds: dict[str, list[float]] = {"ipc": [], "mapped": [], "socket": []}
+    seconds: dict[str, list[float]] = {"ipc": [], "mapped": [], "socket": [], "zeromq": []}
     made = make_trajectory(0, TOKENS, RECORD)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="prorl-bench-")))
         line = stack.enter_context(unix_server(str(folder), 8, RECORD))
+        zeromq = stack.enter_context(ipc_server(folder, 8))
         service = stack.enter_context(BenchService([]))
         session = prepare(service, rounds + 1 + batch, feeder)
         client = stack.enter_context(RolloutClient(service.front_door, session=session, timeout_s=60))
@@ -102,7 +127,9 @@ def measure(quick: bool) -> list[Row]:
             "ipc": lambda: collected(client),
             "mapped": partial(node.mapped, *shape),
             "socket": partial(receive_block, line, buffer),
+            "zeromq": partial(receive_frame, zeromq),
         }
+        receive_frame(zeromq)  # it may have to start
         for _ in range(rounds):
             for name, fetch in sides.items():
                 timed(fetch, seconds[name])
@@ -132,6 +159,13 @@ def measure(quick: bool) -> list[Row]:
             mapped <= TARGET_MAPPED,
         ),
         Row("the same bytes over a bare Unix socket", 1e3 * median["socket"], "ms"),
+        Row(
+            "the same bytes over ZeroMQ alone",
+            1e3 * median["zeromq"],
+            "ms",
+            "bare Unix socket",
+            median["zeromq"] / median["socket"],
+        ),
         Row(
             "rollout broker's CPU time of a job, kept by its node",
             1e6 * with_records,
