@@ -40,7 +40,7 @@ TASKS = {"a": "first_half", "b": "second_half"}
 GROUPS, GROUP, ANSWER = 4, 16, 4
 """Of a step: prompts, rollouts of each, and the tokens of a rollout."""
 RANK, RATE = 8, 2e-2
-STEPS = 40
+STEPS = 30
 LIMIT_S = 1200.0
 TOPOLOGY = """\
 service = {{task_modules = [{tasks}]}}
