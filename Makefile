@@ -168,7 +168,7 @@ $(VENV)/.bench: $(SOURCES) | $(BIN)/python
 
 $(VENV)/.train: $(SOURCES) | $(VENV)/.bench
 	rm -rf build
-	$(PIP) install $(TORCH) '.[train,trl]' peft tinker==0.38.0
+	$(PIP) install $(TORCH) '.[train,trl]' peft tinker==0.38.0 'lm-eval[api]==0.4.13'
 	touch $@
 
 $(VENV)/.trackers: | $(VENV)/.bench

@@ -93,16 +93,18 @@ class PeftReference:
             sequences: prompt and answer of each.
             generated: how many tokens of each are the answer.
         """
-        key = adapter or self._base
-        if key not in self._models:
-            model = transformers.AutoModelForCausalLM.from_pretrained(self._base, dtype=torch.float32)
-            with peft_model():
-                applied = model if adapter is None else peft.PeftModel.from_pretrained(model, adapter)
-            self._models[key] = applied.eval()
         ids = torch.tensor(np.array(sequences, np.int64))
         with torch.inference_mode():
-            scores = torch.log_softmax(self._models[key](input_ids=ids[:, :-1]).logits, -1)
+            scores = torch.log_softmax(self._model(adapter)(input_ids=ids[:, :-1]).logits, -1)
         return scores.gather(2, ids[:, 1:, None])[:, -generated:, 0].numpy()
+
+    def likeliest(self, adapter: Path | None, prompt: Sequence[int], tokens: int) -> list[int]:
+        """Return what follows a prompt if the likeliest token is always taken."""
+        ids = [*prompt]
+        with torch.inference_mode():
+            for _ in range(tokens):
+                ids.append(int(self._model(adapter)(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
+        return ids[len(prompt) :]
 
     def gap(self, adapter: Path, trajectories: Sequence[Trajectory]) -> float:
         """Return the largest difference of a log-prob of trajectories of one turn."""
@@ -114,3 +116,12 @@ class PeftReference:
             theirs = self.logprobs(adapter, [one.token_ids], generated)[0]
             worst = max(worst, float(np.abs(theirs - one.logprobs[-generated:]).max()))
         return worst
+
+    def _model(self, adapter: Path | None) -> Any:
+        key = adapter or self._base
+        if key not in self._models:
+            model = transformers.AutoModelForCausalLM.from_pretrained(self._base, dtype=torch.float32)
+            with peft_model():
+                applied = model if adapter is None else peft.PeftModel.from_pretrained(model, adapter)
+            self._models[key] = applied.eval()
+        return self._models[key]
