@@ -179,6 +179,7 @@ def test_a_real_engine_answers(write: Write) -> None:
     assert " generated, mean log-prob" in done.stdout
 
 
+@pytest.mark.xdist_group("transformers")
 def test_a_server_answers(write: Write, tmp_path: Path) -> None:
     """Its address, its key and its tokenizer are used, and the reward is of what it said."""
     module = write()

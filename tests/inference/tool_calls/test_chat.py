@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 from chat_families import FAMILIES, make_tokenizer, save_tokenizer
 
 from prorl_zmq.data.trajectory import Role
@@ -21,6 +22,7 @@ PARAMETERS = {"type": "object", "properties": {"seconds": {"type": "integer"}}}
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": PARAMETERS}}]
 
 
+@pytest.mark.xdist_group("transformers")
 def test_turns_are_read_with_the_tools(tmp_path: Path) -> None:
     directory = save_tokenizer(FAMILIES["chatml"], tmp_path)
     chat = TransformersChatFormat.load(ChatSettings("transformers", str(directory), tool_calls="glm"))
