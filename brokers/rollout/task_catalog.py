@@ -188,8 +188,8 @@ class TaskCatalog:
         self._check_backends(job, model, "teacher")
         if not self._scores:
             raise InvalidJob(
-                f"job {job.job_id}: no stage process is for teachers; add one to the topology: [[stage]] with "
-                f'role = "score" and slots = 64',
+                f"job {job.job_id}: no stage process is for teachers; the default stages have one if a backend has "
+                'another name than "policy", and to [[stage]] tables add one with role = "score" and slots = 64',
                 job_id=job.job_id,
                 field="teacher",
             )

@@ -26,6 +26,7 @@ from ..service.rollout_brokers import summed
 from ..stages.known_row_formats import known_row_formats
 from ..wire.messages.base import KeyRole, new_id
 from ..wire.messages.front_door import Status
+from ..wire.messages.jobs import Phase
 from .connection import check_may
 from .endpoint import Endpoint, decoded_body
 from .http_errors import json_response
@@ -129,7 +130,8 @@ class ProrlApi:
         with suppress(ProrlError):
             answers = await self._connection.ask_all(sender, Status(new_id()))
             answers.check()
-            counts = {f"{phase}_jobs": count for phase, count in summed(answers.found.values()).running.items()}
+            running = summed(answers.found.values()).running
+            counts = {f"{phase}_jobs": running.get(phase, 0) for phase in (Phase.INIT, Phase.RUN, Phase.EVAL)}
         servers = self._servers.status() if self._servers is not None else msgspec.UNSET
         pending = sum(len(tasks) for tasks in self._open[sender.name].values())
         return json_response(ProrlStatus("running", pending, **counts, llm_servers=servers))

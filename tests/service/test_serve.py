@@ -86,7 +86,7 @@ SHELL = {
 
 def test_submit_runs_both_tasks_and_writes_what_came_of_them(served: SharedService) -> None:
     tasks = served.folder / "tasks.jsonl"
-    recorded = {**MATH, "record": ["top_logprobs:3"], "teacher": "policy:2"}
+    recorded = {**MATH, "record": ["top_logprobs:3"]}
     tasks.write_text("".join(json.dumps(job) + "\n" for job in (recorded, SHELL, MATH, SHELL)))
     done = served.run("submit", str(tasks), "--out", "results")
     assert done.returncode == 0, done.stderr
@@ -110,7 +110,6 @@ def test_submit_runs_both_tasks_and_writes_what_came_of_them(served: SharedServi
     generated = np.flatnonzero(np.load(kept.parents[1] / "arrays" / kept.name)["loss_mask"])
     assert records["top_ids"].shape == (len(generated), 3)
     np.testing.assert_array_equal(records["top_logprobs_rows"], generated)
-    assert len(records["teacher_rows"]) == len(records["teacher_top_ids"]) == len(records["teacher_logprobs"])
 
 
 def test_submit_of_a_wrong_job_is_one_line(served: SharedService) -> None:
