@@ -360,7 +360,7 @@ class Topology(Section, frozen=True):
     metrics: MetricsSettings = MetricsSettings()
     mcp: tuple[McpSettings, ...] = ()
 
-    def __post_init__(self) -> None:  # a model besides the policy may be a teacher
+    def __post_init__(self) -> None:  # a model other than the policy may be a teacher
         if self.stage is STAGES and any(one.name != POLICY for one in self.backends):
             msgspec.structs.force_setattr(self, "stage", (*STAGES, StageSettings(Phase.SCORE, slots=64)))
 

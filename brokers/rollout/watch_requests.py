@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .stage_pool import StagePool
 
 DRAINED_LAST = (Phase.EVAL, Phase.SCORE)
-"""They go on with the jobs of RUN."""
+"""They finish the jobs that RUN began."""
 NODES = 1000
 """Most nodes per reply."""
 

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import shutil
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,7 +67,11 @@ async def load(
 
 
 def copies(world: Any, adapters: str = "adapters") -> list[bytes]:
-    return sorted(file.read_bytes() for file in (world.folder / adapters / "service").glob(f"*/{WEIGHTS}"))
+    found = []
+    for file in (world.folder / adapters / "service").glob(f"*/{WEIGHTS}"):
+        with suppress(FileNotFoundError):  # the host deletes it at this moment
+            found.append(file.read_bytes())
+    return sorted(found)
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import zmq
-from support.waiting import until
 
 from prorl_zmq.brokers.loop import Loop
 from prorl_zmq.brokers.node import block_server
@@ -149,16 +148,17 @@ def test_one_client_too_many_is_turned_away_and_the_others_are_served(
 def test_a_server_that_was_short_of_descriptors_serves_by_them_again(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    accept, failures = socket.socket.accept, [OSError(errno.EMFILE, "Too many open files")]
+    accept, has_failed = socket.socket.accept, threading.Event()
 
     def accept_later(listener: socket.socket) -> Any:
-        if failures:
-            raise failures.pop()
+        if not has_failed.is_set():
+            has_failed.set()
+            raise OSError(errno.EMFILE, "Too many open files")
         return accept(listener)
 
     monkeypatch.setattr(socket.socket, "accept", accept_later)
     with connected(served.path) as client:
-        until(lambda: not failures, "the server has no descriptor")
+        assert has_failed.wait(10)
         fetcher = BlockFetcher(None)
         try:
             assert fetcher.fetch({"a": handle(served.handle.block_id, served.handle.endpoint)})
