@@ -413,11 +413,12 @@ def test_a_copy_ends_at_the_size_that_the_file_had(in_world: InWorld, tmp_path: 
         folder = saved(tmp_path / "given", b"one")
         (folder / "adapter_model.safetensors").unlink()
         (folder / "adapter_model.safetensors").symlink_to("/proc/self/maps")  # a regular file of 0 bytes, and more
+        adapters = HostedAdapters(world.engine, world.folder / "x" / "service")
         with pytest.raises(InvalidWeights, match=r"adapter_model\.safetensors changes while it is copied"):
-            await world.host._adapters.load("a", 1, folder)
-        assert copies(world) == []
+            await adapters.load("a", 1, folder)
+        assert copies(world, "x") == []
         with pytest.raises(InvalidWeights, match="no adapter that this host can read: embedded null byte"):
-            await world.host._adapters.load("a", 1, folder.with_name("a\0b"))
+            await adapters.load("a", 1, folder.with_name("a\0b"))
 
     in_world(test)
 
