@@ -244,7 +244,7 @@ def test_a_broker_that_died_is_named_and_its_clients_follow_it_to_its_new_place(
                     (status, told), (refused, _) = await asyncio.gather(
                         http("operator", "GET", "/v1/status"), http("operator", "DELETE", "/v1/jobs/none")
                     )
-                    assert (status, told["running"]) == (200, {"init": 0, "run": 0, "eval": 0})
+                    assert (status, told["running"]) == (200, {"init": 0, "run": 0, "eval": 0, "score": 0})
                     (line,) = told["problems"]
                     assert line.startswith("rollout-0 does not answer: no reply from tcp://")
                     assert (await http("rollout-1", "GET", "/v1/jobs"))[1]["remaining"] == 0
