@@ -290,7 +290,7 @@ class SandboxSettings(Section, frozen=True):
     """The root filesystem of sandboxes whose task names none: a directory, or a SIF file (kind `apptainer`, which
     needs one). Empty: the host's /usr, or for `process` the host itself."""
     image_folders: tuple[str, ...] = ()
-    """Folders below which jobs may name images, beside that of `prorl image build`. Jobs see all that is in them."""
+    """Folders below which jobs may name images, as in that of `prorl image build`. Jobs see all that is in them."""
 
 
 class GatewaySettings(Section, frozen=True):

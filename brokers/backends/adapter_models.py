@@ -2,8 +2,8 @@
 
 An adapter is published by its first load, to the backends with adapter slots of one base model. Its jobs go to backends
 that have loaded its wanted version last; a backend that lacks it is asked to load it (see `WeightRequests`), and gets
-none of its jobs until then. An engine unloads a version that is neither wanted nor on its way once no attempt is
-pinned to it (see `version_pins`).
+its jobs after that only. An engine unloads a version that is neither current nor being loaded, and to which no attempt
+is pinned (see `version_pins`).
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import slime_types
 from recording_engine import RecordingEngine
+from support.distillation import distillation_arguments
 from teachers import teacher_policy
 
 from prorl_zmq import Job, Sampling
@@ -83,20 +84,7 @@ def test_trls_distillation_gets_its_teachers_scores(service: LocalService, monke
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     from prorl_zmq.integrations.trl import DistillationWorker
 
-    args = SimpleNamespace(
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=1,
-        world_size=1,
-        max_staleness=4,
-        max_completion_length=64,
-        teacher_top_k=4,
-        teacher_temperature=1.0,
-        temperature=1.0,
-        top_p=1.0,
-        top_k=0,
-        min_p=None,
-        repetition_penalty=1.0,
-    )
+    args = distillation_arguments(2, 64, 4)
     rows = [{"task": "math", "instance": INSTANCE}]
     worker = DistillationWorker(rows, args, model="b", connect=service.client)
     worker.start()

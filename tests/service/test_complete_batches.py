@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import slime_types
 from recording_engine import RecordingEngine, experts_of
+from support.distillation import distillation_arguments
 from support.rescoring import teacher_policy
 
 from prorl_zmq import Job, Role, Sampling
@@ -232,20 +233,7 @@ def test_a_rollout_without_scores_ends_no_distillation(service: LocalService, mo
     from prorl_zmq.integrations.trl import DistillationWorker
 
     CHOOSY.left.clear()
-    args = SimpleNamespace(
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=1,
-        world_size=1,
-        max_staleness=4,
-        max_completion_length=1000,
-        teacher_top_k=2,
-        teacher_temperature=1.0,
-        temperature=1.0,
-        top_p=1.0,
-        top_k=0,
-        min_p=None,
-        repetition_penalty=1.0,
-    )
+    args = distillation_arguments(4, 1000, 2)
     worker = DistillationWorker([prompt()], args, teacher="choosy", connect=service.client)
     with worker._session:
         worker._fill()
