@@ -88,7 +88,7 @@ BUDGET = {
     "brokers.batches": 1900,
     "brokers.journal": 1650,
     "brokers.node": 1400,
-    "brokers.rollout": 6950,
+    "brokers.rollout": 7050,
     "cli": 150,
     "client": 3050,
     "cluster": 1000,

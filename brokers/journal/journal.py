@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import msgspec
 
@@ -88,6 +88,7 @@ INSERT_BLOCK = "INSERT OR REPLACE INTO blocks VALUES (?, ?, ?, ?, ?)"
 INSERT_NOTE = "INSERT OR REPLACE INTO notes VALUES (?, ?)"
 INSERT_RESULT = "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
+Written = TypeVar("Written", JobState, Finished)
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -285,12 +286,15 @@ class Journal:
             return block.in_memory  # type: ignore[no-any-return]
         return self._segments.read(block.place)
 
-    def unloaded(self, finished: Finished) -> Finished:
-        """Return a result with its block replaced by a `StoredBlock`, if the block can be read from disk."""
-        if isinstance(self._segments, NoSegments) or finished.block is None or isinstance(finished.block, StoredBlock):
-            return finished
-        self._blocks[finished.sequence] = self._blocks[finished.sequence]._replace(in_memory=None)
-        return finished._replace(block=StoredBlock(finished.sequence, len(finished.block)))
+    def unloaded(self, one: Written) -> Written:
+        """Return a written result or state with its block replaced by a `StoredBlock`, if it can be read from disk."""
+        known = self._blocks.get(one.sequence)
+        if isinstance(self._segments, NoSegments) or one.block is None or known is None:
+            return one
+        if known.in_memory is not one.block:  # unloaded before, or its row could not be written
+            return one
+        self._blocks[one.sequence] = known._replace(in_memory=None)
+        return one._replace(block=StoredBlock(one.sequence, len(one.block)))
 
     def compact(self) -> None:
         while self._copy_on(1.0):

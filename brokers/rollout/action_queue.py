@@ -32,6 +32,8 @@ def perform_queue(jobs: Jobs, batches: BatchRunner, now: float, at: float) -> No
                 transitions.note(action, at)
                 if action.phase == Phase.INIT:
                     jobs.blocks.release(action.job_id)  # a restarted job has no trajectory
+                elif action.phase == Phase.SCORE:
+                    jobs.count_in_score(action.job_id)
             case End(finished):
                 transitions.note(action, at)
                 jobs.quota.ended(finished)

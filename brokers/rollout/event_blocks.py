@@ -83,7 +83,7 @@ def with_room(jobs: Jobs, event: End, block: Frame | None) -> tuple[End, Frame |
         why = "the trajectory cannot be read"
     elif size_bytes > MAX_FRAME_BYTES:
         why = "the trajectory would be too large"
-    elif not jobs.quota.has_room(record.holder, size_bytes):
+    elif not jobs.quota.has_room(record.holder, size_bytes - len(before)):  # the rest counts already
         why = QUOTA_FULL
     else:
         return event, with_record(before, block)

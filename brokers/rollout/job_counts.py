@@ -97,10 +97,10 @@ class JobCounts:
     def room(self, task: str, stages: StagePool) -> int:
         """Return how many more jobs of a task batches may submit: as many are in INIT and RUN as both have slots.
 
-        Slots of RUN thus never wait for INIT, and few sandboxes wait for RUN. A backlog before EVAL counts too. Without
-        slots, one job is allowed, whose end reports that.
+        Slots of RUN thus never wait for INIT, and few sandboxes wait for RUN. Backlogs before EVAL and SCORE count too.
+        Without slots, one job is allowed, whose end reports that.
         """
-        stage = (Phase.INIT, Phase.RUN, Phase.EVAL)
-        init, run, evaluate = (stages.slots(Requirement(phase, task, None)) for phase in stage)
-        waiting = max(0, self._batched[Phase.EVAL, task] - evaluate)
+        init, run, *later = (stages.slots(Requirement(phase, task, None)) for phase in Phase)
+        backlogs = zip((Phase.EVAL, Phase.SCORE), later, strict=True)
+        waiting = sum(max(0, self._batched[phase, task] - slots) for phase, slots in backlogs)
         return max(1, init + run) - self._batched[Phase.INIT, task] - self._batched[Phase.RUN, task] - waiting

@@ -27,6 +27,7 @@ from ...wire.messages.jobs import Job
 from ..journal.journal_rows import lost_result
 from ..journal.records import JobState, StoredBlock, holder_of
 from ..journal.segment_store import BlockLost
+from .quota import trajectory_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,6 +114,12 @@ class Jobs:
         self.quota.submitted(finished.holder, job.job_id, len(packed))
         self.transitions.accepted(job, time.time())
         self.queue.extend(self.table.submit(finished.session, job, packed, now, after_attempt=finished.result.attempt))
+
+    def count_in_score(self, job_id: str) -> None:
+        """Count the trajectory of a job in SCORE against its session; nothing if the job has ended since."""
+        record = self.table.records.get(job_id)
+        if record is not None and record.run is not None:
+            self.quota.judged(record.holder, job_id, trajectory_bytes(record.run, record.block))
 
     def names(self, job_id: str) -> tuple[str, str]:
         """Return the task and group of an unfinished job, or empty strings; the history of an ended job has them."""

@@ -1,14 +1,15 @@
 """`Quota`: limits on each session's jobs and results, by number and bytes. Pure.
 
 A submission is refused as `busy` if its session would hold too much. A session may use only a share of what the others
-leave, so clients that never fetch cannot block other sessions. While a session's uncollected trajectories exceed its
-limit, INIT starts none of its jobs; the jobs already in RUN and EVAL, and those prepared by INIT, may exceed the limit.
+leave, so clients that never fetch cannot block other sessions. While a session's trajectories, uncollected or in SCORE,
+exceed its limit, INIT starts none of its jobs; the jobs already in RUN and EVAL, and those prepared by INIT, may exceed
+the limit.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...data.records import records_bytes
 from ...errors import Busy
@@ -16,6 +17,8 @@ from ...errors import Busy
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ...wire.messages.jobs import Result
+    from ...wire.messages.stages import PhaseDone, PhaseFailed
     from ..journal.records import Finished
 
 ALL = ""
@@ -33,6 +36,8 @@ class Quota:
         self._jobs: Counter[str] = Counter()
         self._job_bytes: Counter[str] = Counter()
         self._trajectory_bytes: Counter[str] = Counter()
+        self._judged_bytes: dict[str, int] = {}
+        """Bytes of trajectories by job in SCORE."""
 
     def check(self, session: str, jobs: int, size_bytes: int) -> None:
         """Raise `Busy` unless a session may submit `jobs` jobs of `size_bytes` in total."""
@@ -82,10 +87,16 @@ class Quota:
         _add(self._jobs, session, 1)
         _add(self._job_bytes, session, size_bytes)
 
+    def judged(self, session: str, job_id: str, size_bytes: int) -> None:
+        """Count the trajectory of a job that is in SCORE; a job may be counted again, in place of the first time."""
+        _add(self._trajectory_bytes, session, size_bytes - self._judged_bytes.get(job_id, 0))
+        self._judged_bytes[job_id] = size_bytes
+
     def ended(self, finished: Finished) -> None:
         """Count a job that became a result."""
-        _add(self._job_bytes, finished.holder, -self._packed_bytes.pop(finished.result.job_id))
-        _add(self._trajectory_bytes, finished.holder, _size(finished))
+        job_id = finished.result.job_id
+        _add(self._job_bytes, finished.holder, -self._packed_bytes.pop(job_id))
+        _add(self._trajectory_bytes, finished.holder, _size(finished) - self._judged_bytes.pop(job_id, 0))
 
     def recovered(self, finished: Finished) -> None:
         """Count a result that was restored."""
@@ -112,6 +123,10 @@ def _add(held: Counter[str], session: str, more: int) -> None:
 
 
 def _size(finished: Finished) -> int:
-    """Return the bytes that a result takes: here, and on its node for its records."""
-    kept = records_bytes(finished.result.records) if finished.result.kept is not None else 0
-    return len(finished.packed) + kept + (len(finished.block) if finished.block is not None else 0)
+    return len(finished.packed) + trajectory_bytes(finished.result, finished.block)
+
+
+def trajectory_bytes(end: Result | PhaseDone | PhaseFailed, block: Any) -> int:
+    """Return the bytes that a trajectory takes: its block here, or its records on the node that stores it."""
+    kept = records_bytes(end.records) if end.kept is not None else 0
+    return kept + (len(block) if block is not None else 0)

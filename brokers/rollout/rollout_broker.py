@@ -38,6 +38,7 @@ from ...system.logs import of_job
 from ...wire import codec
 from ...wire.messages.base import PROTOCOL_VERSION, UNSAID_PROTOCOL
 from ...wire.messages.blocks import is_block
+from ...wire.messages.jobs import Phase
 from ...wire.messages.stages import (
     BlockSent,
     CloseSandbox,
@@ -182,6 +183,9 @@ class RolloutBroker:
             if state.run is not None:
                 jobs.blocks.restore(state.job_id, state.run.kept, now)
         jobs.table.restore(recovered.unfinished, recovered.last_sequence, now)
+        for state in recovered.unfinished:
+            if state.phase == Phase.SCORE:
+                jobs.count_in_score(state.job_id)
         notes = self._requests.sessions.restore(recovered.notes, now)
         self._batches.recover(notes, recovered.unfinished, recovered.uncollected, now)
         self._perform(now)

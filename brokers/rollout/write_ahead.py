@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import JournalFailed
 from ...metrics.catalog import JOBS_SUBMITTED, JOURNAL_WRITE_SECONDS
+from ...wire.messages.jobs import Phase
 from .actions import End, Stop
 
 if TYPE_CHECKING:
@@ -216,6 +217,7 @@ class WriteAhead:
         self._acknowledged, self._acknowledged_by = [], 0.0
         self._discarded, self._notes = [], {}
         JOURNAL_WRITE_SECONDS.observe(time.perf_counter() - began)
+        self._unload(states)
         self._let_go(ended)
         self._succeed()
         return True
@@ -238,6 +240,13 @@ class WriteAhead:
             full = self._results.memory_bytes > self._memory_limit_bytes
             self._results.put(self._journal.unloaded(finished) if full else finished)
             self._news.add(finished.holder)
+
+    def _unload(self, states: Iterable[JobState]) -> None:
+        """Drop the trajectories of jobs in SCORE from memory: any number of jobs may wait for a teacher."""
+        for state in states:
+            record = self._table.records.get(state.job_id) if state.phase == Phase.SCORE else None
+            if record is not None and record.block is not None and record.block is state.block:
+                record.block = self._journal.unloaded(state).block
 
     def _fail(self, error: JournalFailed, now: float) -> None:
         if self._failure is None:

@@ -155,6 +155,17 @@ def test_result_without_its_block_in_memory_is_not_written_again(path: Path) -> 
         assert journal.unloaded(light) is light
 
 
+def test_state_without_its_block_in_memory_is_read_from_disk(path: Path) -> None:
+    with Journal(path) as journal:
+        journal.accept([state(), state(2, "b")])
+        journal.write([ran(b"trajectory")], [], [])
+        light = journal.unloaded(ran(b"trajectory"))
+        assert light.block == StoredBlock(1, 10)
+        assert bytes(journal.block(light.block)) == b"trajectory"
+        unwritten = state(2, "b")._replace(block=b"other")
+        assert journal.unloaded(unwritten) is unwritten
+
+
 def test_state_that_cannot_be_packed_does_not_stop_the_others(path: Path) -> None:
     nested: dict[str, Any] = {}
     for _ in range(5000):

@@ -89,6 +89,20 @@ def test_a_session_that_never_fetches_gets_no_new_sandboxes_and_stops_nobody() -
     assert quota.may_start("dead")
 
 
+def test_trajectories_that_wait_for_their_teacher_count_until_they_are_collected() -> None:
+    quota = Quota(100, 1000, 0.5)
+    quota.submitted("s", "a", 1)
+    quota.judged("s", "a", 501)
+    quota.judged("s", "a", 501)  # it waits again, after a loss
+    assert not quota.may_start("s")
+    assert quota.may_start("other")
+    quota.ended(finished("a", size_bytes=400))
+    assert quota.may_start("s")
+    assert not quota.has_room("s", 101)
+    quota.collected([finished("a", size_bytes=400)])
+    assert quota.has_room("s", 500)
+
+
 @given(st.lists(st.tuples(st.sampled_from("st"), st.integers(0, 300), st.integers(0, 300)), max_size=30))
 def test_what_has_come_and_gone_leaves_nothing(jobs: list[tuple[str, int, int]]) -> None:
     quota = Quota(100, 10_000, 1.0)

@@ -16,6 +16,7 @@ from prorl_zmq.brokers.rollout.transition_log import TransitionLog
 from prorl_zmq.brokers.rollout.write_ahead import FIRST_PAUSE_S, MAX_PAUSE_S, WriteAhead
 from prorl_zmq.errors import JournalFailed
 from prorl_zmq.wire import codec
+from prorl_zmq.wire.messages.backends import ChatSettings
 from prorl_zmq.wire.messages.jobs import Job, Phase, SandboxHandle
 from prorl_zmq.wire.messages.stages import PhaseDone, StageReport, Task
 
@@ -54,8 +55,8 @@ class Disk(Journal):
         self.writes += 1
         super().write(states, ended, acknowledged, discarded, notes)
 
-    def unloaded(self, finished: Finished) -> Finished:
-        return finished._replace(block=StoredBlock(finished.sequence, len(finished.block)))
+    def unloaded(self, one: Any) -> Any:
+        return one._replace(block=StoredBlock(one.sequence, len(one.block)))
 
     def _check(self, results: int) -> None:
         if self.fails or results > self.room:
@@ -83,8 +84,8 @@ class Broker:
         for action in actions:
             self.writes.perform(action)
 
-    def submit(self, job_id: str) -> None:
-        job = Job(task="math", instance={}, job_id=job_id)
+    def submit(self, job_id: str, **more: Any) -> None:
+        job = Job(task="math", instance={}, job_id=job_id, **more)
         packed = codec.encode(job)
         state = JobState(self.table.last_sequence + 1, "s", job_id, "math", 60.0, packed)
         self.writes.accept([state], self.now)
@@ -234,6 +235,22 @@ def test_blocks_beyond_the_memory_limit_stay_in_the_journal() -> None:
     assert kinds == [bytes, bytes, StoredBlock, StoredBlock]
     assert broker.results.memory_bytes == 10
     broker.results.acknowledge("s", broker.collect())
+    assert broker.results.memory_bytes == 0
+
+
+def test_a_trajectory_that_waits_for_its_teacher_stays_in_the_journal() -> None:
+    broker = Broker()
+    broker.submit("a", teacher="teacher")
+    broker.done(Phase.INIT, "a")
+    broker.done(Phase.RUN, "a", chat=ChatSettings())
+    broker.writes.settle(0.0)
+    assert broker.table.records["a"].block == b"block", "EVAL's slots bound the number of these"
+    broker.done(Phase.EVAL, "a", reward=1.0)
+    broker.writes.settle(0.0)
+    assert broker.table.records["a"].block == StoredBlock(1, 5)
+    broker.done(Phase.SCORE, "a")
+    broker.writes.settle(0.0)
+    assert broker.results.get("a").block == StoredBlock(1, 5)
     assert broker.results.memory_bytes == 0
 
 
