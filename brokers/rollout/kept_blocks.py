@@ -6,7 +6,8 @@ its blocks: unknown ones are released, and missing ones are lost, like all block
 block is lost runs again. If a client cannot fetch a block, or its node shuts down, the node sends the block to the
 broker.
 
-Nodes learn of released blocks at the second tick afterwards, when the journal has the reason.
+Nodes learn of released blocks at the second tick afterwards, when the journal has the reason. A block that becomes a
+job's until then stays: its end was resent to a broker that had restarted.
 """
 
 from __future__ import annotations
@@ -119,7 +120,8 @@ class KeptBlocks:
         for node in [node for node, until in self._awaited.items() if until <= now]:
             del self._awaited[node]
             self._lose_node(node)
-        forgotten, self._forgotten, self._released = self._forgotten, self._released, []
+        released = ((node, block_id) for node, block_id in self._forgotten if self.job_of(node, block_id) is None)
+        forgotten, self._forgotten, self._released = list(released), self._released, []
         asked = {job_id: self._handles[job_id] for job_id, at in self._relays.items() if at <= now}
         self._relays.update(dict.fromkeys(asked, now + ASK_AGAIN_S))
         reachable = self._speakers.keys() | self._awaited.keys()

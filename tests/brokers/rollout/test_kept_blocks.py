@@ -45,6 +45,18 @@ def test_what_nobody_needs_is_forgotten_with_the_second_tick() -> None:
     assert (blocks.job_of("n", "a"), blocks.job_of("n", "b")) == (None, "job-b")
 
 
+def test_a_block_that_becomes_a_jobs_before_its_node_is_informed_stays() -> None:
+    blocks = made()
+    blocks.reported(report("b"))  # its end came to a broker that died with it
+    assert blocks.tick(0.0) == []
+    blocks.add("job-b", handle("b"))  # the end was sent again
+    assert blocks.tick(1.0) == []
+    assert blocks.tick(2.0) == []
+    blocks.release("job-b")
+    assert blocks.tick(3.0) == []
+    assert blocks.tick(4.0) == [("run-n", ForgetBlocks(("b",)))]
+
+
 def test_a_node_forgets_what_it_has_beyond_ours_and_what_it_lacks_is_lost() -> None:
     blocks = made("a", "b")
     blocks.reported(report("b", "c"))
