@@ -96,7 +96,8 @@ class RunningPhases:
         """
         is_score = command.phase == Phase.SCORE
         if is_score != (command.text is not None) or len(frames) != 1 + is_score:
-            raise MalformedMessage(f"start_phase of {command.phase} came with {len(frames)} further frames")
+            needed = "2 frames (job, token ids)" if is_score else "1 frame (job)"
+            raise MalformedMessage(f"start_phase of {command.phase} needs {needed}, got {len(frames)}")
         packed = frames[0]
         job = codec.decode(packed if isinstance(packed, bytes) else packed.bytes, Job, limit_bytes=MAX_FRAME_BYTES)
         before = self._running.get(command.job_id)

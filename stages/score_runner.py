@@ -1,6 +1,7 @@
 """`ScoreRunner`: SCORE of one job, in which its teacher scores the policy's tokens.
 
-The phase only waits: for a backend of the teacher, and for its answers. Whatever fails costs the scores, not the job.
+The phase only waits: for a backend of the teacher, and for its answers. A failure drops the scores; the job keeps its
+outcome.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..data.scores import scores_record
-from ..errors import Cancelled, HandlerFailed, InvalidJob, PhaseTimeout
+from ..errors import Cancelled, HandlerFailed, InternalError, InvalidJob, PhaseTimeout
 from ..system.open_files import wait_for_descriptors
 from ..system.traces import span
 from ..wire.messages.jobs import Outcome, Phase
@@ -43,7 +44,7 @@ class ScoreRunner:
         services: of the process.
         command: has the `text`.
         job: names the teacher.
-        token_ids: of the trajectory, int32 as bytes; empty: they cannot be read.
+        token_ids: of the trajectory, int32 as bytes; empty: they are lost.
     """
 
     def __init__(self, services: StageServices, command: StartPhase, job: Job, token_ids: bytes) -> None:
@@ -71,7 +72,7 @@ class ScoreRunner:
 
     async def _score(self, text: TextToScore) -> tuple[PhaseDone, NDArray[np.uint8] | None]:
         if len(self._token_ids) != 4 * text.tokens:
-            raise InvalidJob("the trajectory cannot be read now", field="token_ids")
+            raise InternalError("the trajectory is lost or damaged; the log of its broker says more")
         services, (model, top) = self._services, teacher_of(self.job.teacher)
         token_ids = np.frombuffer(self._token_ids, np.int32)
         own = np.concatenate([token_ids[start:end] for start, end in text.ranges])

@@ -26,7 +26,7 @@ from ...security.rights import Listener
 from ...wire import codec
 from ...wire.messages.base import Refused
 from ...wire.messages.blocks import BlockGiven, FetchBlock, block_checksum
-from ...wire.messages.jobs import BlockHandle
+from ...wire.messages.jobs import BlockHandle, Phase
 from ...wire.records import TEACHER
 from ...wire.request_routing import NODE_BROKER, convert_request
 from ...wire.sockets import CONTROL_FRAME_BYTES, NOBLOCK, open_socket, send, split_envelope
@@ -34,6 +34,7 @@ from ..dropped_records import without_records
 from ..loop import BATCH
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from ...security.zap_authenticator import ZapAuthenticator
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from ...wire.sockets import Frame
     from ..loop import Loop
     from .block_store import BlockStore
+    from .broker_link import BrokerLink
 
 WAITING_BLOCKS = 64
 """Most blocks queued for one client that does not read; its further requests get no reply."""
@@ -116,9 +118,32 @@ class BlockServer:
         )
         return end, block, handle
 
+    def take_end(
+        self, node: str, link: BrokerLink, end: PhaseDone | PhaseFailed, rest: Sequence[Frame]
+    ) -> tuple[PhaseDone | PhaseFailed, Sequence[Frame], BlockHandle | None]:
+        """Store the block of a phase's end, if its broker wants that; return what to forward, and the block's handle.
+
+        Raises:
+            OSError: a trajectory cannot be read now; the end is complete when it comes again.
+        """
+        number = link.number(end)
+        if end.phase == Phase.SCORE:
+            if end.kept is None or len(rest) != 1:
+                return end, rest, end.kept
+            end, kept = self.add_scores(link.broker, number, end, end.kept, rest[0])
+            return end, (), kept
+        if link.keep != "node" or len(rest) != 1:
+            return end, rest, None
+        end, block, handle = self.keep(node, link.broker, number, end, rest[0])
+        return end, (block,), handle
+
     def token_ids(self, kept: BlockHandle, tokens: int) -> memoryview | bytes:
-        """Return the token ids of a stored trajectory, int32 as bytes; empty if they cannot be read."""
-        return self._block(kept)[: TOKEN_ID_BYTES * tokens]
+        """Return the token ids of a stored trajectory, int32 as bytes; empty if they are lost.
+
+        Raises:
+            OSError: they cannot be read now.
+        """
+        return (self._store.read(kept.block_id) or b"")[: TOKEN_ID_BYTES * tokens]
 
     def add_scores(
         self, broker: str, number: int, end: PhaseDone | PhaseFailed, kept: BlockHandle, frame: Frame
@@ -126,15 +151,16 @@ class BlockServer:
         """Store a trajectory's block a second time, with the scores with which SCORE ends, numbered for its broker.
 
         Return the end and the new block's handle; if there is no room, the end without scores and the old handle. The
-        broker has the other block removed.
+        broker then releases the old block.
 
         Raises:
             MalformedMessage: the scores have another size than their record.
+            OSError: the trajectory cannot be read now.
         """
         if len(frame) != records_bytes(end.records):
             raise MalformedMessage(f"the scores of job {end.job_id} have {len(frame)} bytes, not what they claim")
-        block, why = self._block(kept), "the node cannot read the trajectory"
-        if block:
+        block, why = self._store.read(kept.block_id), "the node lost the trajectory"
+        if block is not None:
             joined, start = with_record(block, frame.buffer if isinstance(frame, zmq.Frame) else frame), kept.records_at
             start = start or padded(len(block))
             block_id = self._store.keep(broker, number, joined)
@@ -143,13 +169,6 @@ class BlockServer:
                 return end, replace(kept, block_id=block_id, checksum=checksum, records_at=start)
             why = "the node's disk was full"
         return replace(end, records=(), records_dropped={TEACHER: why}), kept
-
-    def _block(self, kept: BlockHandle) -> memoryview | bytes:
-        try:
-            return self._store.read(kept.block_id) or b""
-        except OSError as error:
-            log.warning("a trajectory cannot be read for its teacher: %s", error)
-            return b""
 
     def _drain(self) -> None:
         self._listen()
@@ -181,7 +200,7 @@ class BlockServer:
         try:
             client, _ = self._listener.accept()
         except OSError as error:
-            log.warning("a client is served over TCP, and not by file descriptors: %s", error)
+            log.warning("falling back to TCP for a client: the descriptor socket cannot accept: %s", error)
             # The pending connection would wake the loop at once. The next request over TCP listens again.
             self._loop.unregister_file(self._listener)
             self._is_listening = False

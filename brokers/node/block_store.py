@@ -32,8 +32,8 @@ FREE_BYTES = 2**30
 """Disk space that stays free for sandboxes."""
 OURS = re.compile(r"[0-9a-f]{32}")
 """Pattern of block ids; a network file system renames files that are removed while they are mapped."""
-PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Errors of a process or a machine that is short of something now; the block is still there."""
+TRANSIENT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Errors for lack of descriptors or memory; the block still exists."""
 
 log = logging.getLogger("prorl.node_broker")
 
@@ -122,7 +122,7 @@ class BlockStore:
         try:
             file = os.open(self._path(broker, block_id), os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            if error.errno in PASSING:
+            if error.errno in TRANSIENT:
                 raise
             log.warning("the block %s cannot be opened: %s", block_id, error)
             return None
@@ -143,7 +143,7 @@ class BlockStore:
         try:
             return self._read(file, 0, os.fstat(file).st_size)
         except OSError as error:
-            if error.errno in PASSING:
+            if error.errno in TRANSIENT:
                 raise
             log.warning("the block %s cannot be read: %s", block_id, error)
             return None

@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from ...wire.messages.jobs import BlockHandle
     from ...wire.sockets import Frame
     from .node_table import HeldPhase
 
@@ -267,7 +266,8 @@ class NodeBroker:
         link, command, rest, _ = waiting
         text, kept = command.text, command.text.kept if command.text is not None else None
         if len(rest) != (1 if text is None or kept is not None else 2):
-            raise MalformedMessage(f"start_phase came with {len(rest)} further frames")
+            needed = "1 frame (job)" if text is None or kept is not None else "2 frames (job, token ids)"
+            raise MalformedMessage(f"start_phase of {command.phase} needs {needed}, got {len(rest)}")
         try:
             packed = rest[0]
             task = _task_of(packed.buffer if isinstance(packed, zmq.Frame) else packed).task
@@ -276,8 +276,14 @@ class NodeBroker:
         held = self._table.start(link.broker, command, task)
         if held is None:
             self._waiting.append(waiting)
-        else:
+            return
+        try:
             ids = [self._block_server.token_ids(kept, text.tokens)] if text is not None and kept is not None else []
+        except OSError as error:
+            log.warning("a trajectory is not scored yet: %s", error)
+            self._table.ended(held.stage_id, command.job_id, command.attempt)
+            self._waiting.append(waiting)
+        else:
             self._tell(held.stage_id, msgspec.structs.replace(command, origin=link.broker), *rest, *ids)
 
     def _ask_turns(self, link: BrokerLink, question: ShowTurns) -> None:
@@ -327,7 +333,7 @@ class NodeBroker:
                 self._table.ended(event.stage_id, event.job_id, event.attempt)
                 link_of = self._links.get(event.origin)
                 if link_of is not None:
-                    link_of.end(*self._keep(link_of, event, rest))
+                    self._end(link_of, event, rest)
                 self._start_waiting()
             case TurnsShown():
                 if (link := self._links.get(event.origin)) is not None:
@@ -349,19 +355,11 @@ class NodeBroker:
             for link in self._links_of(job_id, attempt):
                 link.note_backend(job_id, backend)
 
-    def _keep(
-        self, link: BrokerLink, event: PhaseDone | PhaseFailed, rest: Sequence[Frame]
-    ) -> tuple[PhaseDone | PhaseFailed, Sequence[Frame], BlockHandle | None]:
-        """Store a trajectory's block on this node, if its broker wants that (see `BlockServer.keep`)."""
-        if event.phase == Phase.SCORE:
-            if event.kept is None or len(rest) != 1:
-                return event, rest, event.kept
-            event, kept = self._block_server.add_scores(link.broker, link.number(event), event, event.kept, rest[0])
-            return event, (), kept
-        if link.keep != "node" or len(rest) != 1:
-            return event, rest, None
-        event, block, handle = self._block_server.keep(self._node, link.broker, link.number(event), event, rest[0])
-        return event, (block,), handle
+    def _end(self, link: BrokerLink, event: PhaseDone | PhaseFailed, rest: Sequence[Frame]) -> None:
+        try:
+            link.end(*self._block_server.take_end(self._node, link, event, rest))
+        except OSError as error:
+            log.warning("scores wait until they are sent again: %s", error)
 
     def _report_of(self, report: StageReport, now: float) -> None:
         slots = self._table.slots(report.role)

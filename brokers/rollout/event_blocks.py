@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from ...data.conversations import LARGEST_REWARD, rewards_problem
 from ...data.records import padded, records_bytes, with_record
 from ...data.trajectory import TOKEN_ID_BYTES, block_bytes
-from ...errors import JournalFailed, MalformedMessage
+from ...errors import MalformedMessage
 from ...wire.messages.jobs import Outcome, Phase
 from ...wire.messages.stages import BlockSent, PhaseEnd, PhaseFailed, TurnsShown
 from ...wire.records import TEACHER
@@ -70,6 +70,9 @@ def with_room(jobs: Jobs, event: End, block: Frame | None) -> tuple[End, Frame |
     """Return the end of a phase and its trajectory's block, without records for which its session has no room.
 
     SCORE's block is the one of RUN with the scores behind it.
+
+    Raises:
+        JournalFailed: RUN's block cannot be read now.
     """
     record = jobs.table.records.get(event.job_id)
     if record is None or block is None or not record.is_current(event):  # type: ignore[arg-type]
@@ -80,7 +83,7 @@ def with_room(jobs: Jobs, event: End, block: Frame | None) -> tuple[End, Frame |
     before = _stored(jobs, record)
     size_bytes = padded(len(before)) + len(block)
     if not before:
-        why = "the trajectory cannot be read"
+        why = "the trajectory is lost"
     elif size_bytes > MAX_FRAME_BYTES:
         why = "the trajectory would be too large"
     elif not jobs.quota.has_room(record.holder, size_bytes - len(before)):  # the rest counts already
@@ -91,7 +94,11 @@ def with_room(jobs: Jobs, event: End, block: Frame | None) -> tuple[End, Frame |
 
 
 def token_ids(jobs: Jobs, command: StartPhase) -> tuple[Frame, ...]:
-    """Return the token ids that SCORE starts with, unless the node has them; empty if they cannot be read."""
+    """Return the token ids that SCORE starts with, unless the node has them; empty if they are lost.
+
+    Raises:
+        JournalFailed: they cannot be read now.
+    """
     text = command.text
     if text is None or text.kept is not None:
         return ()
@@ -100,12 +107,12 @@ def token_ids(jobs: Jobs, command: StartPhase) -> tuple[Frame, ...]:
 
 
 def _stored(jobs: Jobs, record: JobRecord) -> memoryview:
-    """Return the block of a job's trajectory; empty if it cannot be read."""
+    """Return the block of a job's trajectory; empty if it is lost."""
     block = record.block
     try:
         if isinstance(block, StoredBlock):
             block = jobs.writes.block(block)
-    except (BlockLost, JournalFailed) as error:
+    except BlockLost as error:
         log.warning("the trajectory of job %s is not scored: %s", record.job_id, error)
         block = b""
     return memoryview(block.buffer if isinstance(block, zmq.Frame) else block or b"")

@@ -257,6 +257,8 @@ class RolloutBroker:
             except MalformedMessage as error:
                 log.warning("dropped a malformed stage event: %s", error)
                 self._note_malformed(header, now, sender.user_id)
+            except JournalFailed as error:
+                log.warning("scores wait until they are sent again: %s", error.message)
             except Exception:
                 log.exception("a stage event failed")  # a bug must not affect all jobs
 
@@ -433,6 +435,8 @@ class RolloutBroker:
                 self._stages.send(action.stage_id, command, action.packed_job, *token_ids(self._jobs, command))
             else:
                 self._send_action(action)
+        except JournalFailed as error:  # nobody confirms the phase, so it starts again after a lease
+            log.warning("a trajectory is not scored yet: %s", error.message)
         except MalformedMessage as error:
             log.error("an action of the job table could not be sent: %s", error)  # noqa: TRY400 - it says it all
 

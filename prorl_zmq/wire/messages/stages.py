@@ -277,7 +277,7 @@ class StartPhase(Message, frozen=True, kw_only=True):
     """Run one phase of a job. Further frame: the packed `Job`.
 
     SCORE has one more, the token ids of the trajectory, int32 [T]: from the rollout broker, or from the node's broker
-    if the node keeps the block. It is empty if they cannot be read.
+    if the node keeps the block. It is empty if they are lost.
     """
 
     job_id: JobIdentifier

@@ -1,0 +1,112 @@
+"""The end of SCORE on a node that keeps the trajectory."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from prorl_zmq.brokers.loop import Loop
+from prorl_zmq.brokers.node.block_server import BlockServer
+from prorl_zmq.brokers.node.block_store import BlockStore
+from prorl_zmq.data.records import padded, records_bytes
+from prorl_zmq.data.trajectory import block_bytes
+from prorl_zmq.security.zap_authenticator import ZapAuthenticator
+from prorl_zmq.wire.messages.blocks import is_block
+from prorl_zmq.wire.messages.jobs import ArrayForm, Phase, RecordForm
+from prorl_zmq.wire.messages.stages import PhaseDone
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from prorl_zmq.wire.messages.jobs import BlockHandle
+
+TOKENS = 5
+BLOCK = np.zeros(block_bytes(TOKENS, 1), np.uint8).data
+SCORES = RecordForm("teacher", 1, (ArrayForm("teacher_logprobs", "float32", (1,)),))
+SCORE_BLOCK = bytes(range(records_bytes((SCORES,))))
+RAN = PhaseDone(stage_id="run", job_id="a", attempt=1, phase=Phase.RUN, number=1, tokens=TOKENS, turns=1)
+
+
+class Link:
+    """A link to a rollout broker that has its nodes keep blocks."""
+
+    broker, keep = "rollout-0", "node"
+
+    def number(self, event: PhaseDone) -> int:
+        return event.number
+
+
+class Node:
+    def __init__(self, folder: Path) -> None:
+        self.loop = Loop()
+        self.store = BlockStore(folder / "blocks")
+        self.authenticator = ZapAuthenticator(self.loop.context, None)
+        path = folder / "blocks.socket"
+        self.server = BlockServer(self.loop, self.store, self.authenticator, "tcp://127.0.0.1:*", path)
+
+    def take(self, end: Any, *frames: Any) -> tuple[Any, BlockHandle]:
+        found, _, handle = self.server.take_end("n", Link(), end, frames)  # type: ignore[arg-type]
+        assert handle is not None
+        return found, handle
+
+    def ran(self) -> BlockHandle:
+        return self.take(RAN, BLOCK)[1]
+
+    def close(self) -> None:
+        self.server.close()
+        self.authenticator.close()
+        self.loop.close()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    made = Node(tmp_path)
+    yield made
+    made.close()
+
+
+def scored(kept: BlockHandle, **more: Any) -> PhaseDone:
+    return PhaseDone(
+        stage_id="score", job_id="a", attempt=1, phase=Phase.SCORE, number=2, records=(SCORES,), kept=kept, **more
+    )
+
+
+def test_scores_lie_behind_the_trajectory_in_a_block_of_their_own(node: Node) -> None:
+    kept = node.ran()
+    end, both = node.take(scored(kept), SCORE_BLOCK)
+    assert end.records == (SCORES,)
+    assert both.block_id != kept.block_id
+    joined = node.store.read(both.block_id)
+    assert joined is not None
+    assert bytes(joined) == bytes(BLOCK).ljust(padded(len(BLOCK)), b"\0") + SCORE_BLOCK
+    assert is_block(joined, both)
+
+
+def test_scores_wait_while_the_trajectory_cannot_be_read(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = node.ran()
+
+    def no_descriptor(*_: Any) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node.store, "read", no_descriptor)
+        with pytest.raises(OSError, match="Too many open files"):
+            node.take(scored(kept), SCORE_BLOCK)
+        with pytest.raises(OSError, match="Too many open files"):
+            node.server.token_ids(kept, TOKENS)
+    end, both = node.take(scored(kept), SCORE_BLOCK)  # it was sent again
+    assert (end.records, end.records_dropped) == ((SCORES,), {})
+    assert both != kept
+
+
+def test_a_lost_trajectory_costs_its_scores(node: Node) -> None:
+    lost = replace(node.ran(), block_id="0" * 32)
+    assert node.server.token_ids(lost, TOKENS) == b""
+    end, handle = node.take(scored(lost), SCORE_BLOCK)
+    assert (end.records, end.records_dropped) == ((), {"teacher": "the node lost the trajectory"})
+    assert handle == lost

@@ -1,0 +1,63 @@
+"""Blocks that cannot be read: now, which costs nothing, or never again, which costs the scores."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from prorl_zmq.brokers.journal.journal import Journal
+from prorl_zmq.brokers.journal.records import StoredBlock
+from prorl_zmq.brokers.journal.segment_store import BlockLost
+from prorl_zmq.brokers.rollout.event_blocks import token_ids, with_room
+from prorl_zmq.brokers.rollout.jobs import Jobs
+from prorl_zmq.brokers.rollout.kept_blocks import KeptBlocks
+from prorl_zmq.brokers.rollout.quota import Quota
+from prorl_zmq.brokers.rollout.result_store import ResultStore
+from prorl_zmq.brokers.rollout.sized_cache import SizedCache
+from prorl_zmq.brokers.rollout.transition_log import TransitionLog
+from prorl_zmq.brokers.rollout.write_ahead import WriteAhead
+from prorl_zmq.data.records import records_bytes
+from prorl_zmq.errors import JournalFailed
+from prorl_zmq.wire.messages.jobs import ArrayForm, Phase, RecordForm
+from prorl_zmq.wire.messages.stages import PhaseDone
+
+from .test_job_counts import bring_to, made
+
+if TYPE_CHECKING:
+    from prorl_zmq.brokers.rollout.job_record import JobRecord
+
+SCORES = RecordForm("teacher", 1, (ArrayForm("teacher_logprobs", "float32", (1,)),))
+SCORED = PhaseDone(stage_id="score", job_id="job-0", attempt=1, phase=Phase.SCORE, records=(SCORES,))
+
+
+def in_score(monkeypatch: pytest.MonkeyPatch, error: Exception) -> tuple[Jobs, JobRecord]:
+    """A job in SCORE whose block is in a journal that raises an error."""
+    table, results, history = made(), ResultStore(), TransitionLog()
+    bring_to(table, Phase.SCORE, 1)
+    writes = WriteAhead(Journal(), table, results, history, lambda _: None)
+    quota = Quota(100, 2**20, 1.0)
+    jobs = Jobs(table, results, history, quota, writes, KeptBlocks(10.0), SizedCache(2**20))
+    record = table.records["job-0"]
+    record.block = StoredBlock(1, 5)
+
+    def read(_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(writes, "block", read)
+    return jobs, record
+
+
+def test_scoring_waits_for_a_trajectory_that_cannot_be_read_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs, record = in_score(monkeypatch, JournalFailed("it cannot be read", path="/journal"))
+    with pytest.raises(JournalFailed):
+        token_ids(jobs, record.start_command())
+    with pytest.raises(JournalFailed):  # so the end is not noted, and comes again
+        with_room(jobs, SCORED, bytes(records_bytes((SCORES,))))
+
+
+def test_a_lost_trajectory_costs_its_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs, record = in_score(monkeypatch, BlockLost("it is damaged"))
+    assert token_ids(jobs, record.start_command()) == (b"",)
+    end, block = with_room(jobs, SCORED, bytes(records_bytes((SCORES,))))
+    assert (end.records, end.records_dropped, block) == ((), {"teacher": "the trajectory is lost"}, None)
