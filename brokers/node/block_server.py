@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import zmq
 from msgspec.structs import replace
 
-from ...data.records import padded, records_bytes, with_record
+from ...data.records import padded, scores_problem, with_record
 from ...data.trajectory import TOKEN_ID_BYTES, oldest_version, records_at
 from ...errors import MalformedMessage, VersionMismatch
 from ...security.rights import Listener
@@ -128,13 +128,17 @@ class BlockServer:
         """
         number = link.number(end)
         if end.phase == Phase.SCORE:
-            if end.kept is None or len(rest) != 1:
-                return end, rest, end.kept
-            end, kept = self.add_scores(link.broker, number, end, end.kept, rest[0])
-            return end, (), kept
+            kept = end.kept
+            if kept is not None and (end.records or rest):
+                end, kept = self.add_scores(link.broker, number, end, kept, rest)
+            return end, rest if kept is None else (), kept
         if link.keep != "node" or len(rest) != 1:
             return end, rest, None
-        end, block, handle = self.keep(node, link.broker, number, end, rest[0])
+        try:
+            end, block, handle = self.keep(node, link.broker, number, end, rest[0])
+        except MalformedMessage as error:
+            log.warning("a malformed end of job %s goes to its broker as it is: %s", end.job_id, error)
+            return end, rest, None
         return end, (block,), handle
 
     def token_ids(self, kept: BlockHandle, tokens: int) -> memoryview | bytes:
@@ -146,21 +150,23 @@ class BlockServer:
         return (self._store.read(kept.block_id) or b"")[: TOKEN_ID_BYTES * tokens]
 
     def add_scores(
-        self, broker: str, number: int, end: PhaseDone | PhaseFailed, kept: BlockHandle, frame: Frame
+        self, broker: str, number: int, end: PhaseDone | PhaseFailed, kept: BlockHandle, rest: Sequence[Frame]
     ) -> tuple[PhaseDone | PhaseFailed, BlockHandle]:
         """Store a trajectory's block a second time, with the scores with which SCORE ends, numbered for its broker.
 
-        Return the end and the new block's handle; if there is no room, the end without scores and the old handle. The
-        broker then releases the old block.
+        Return the end and the new block's handle; if there is no room, or the scores are not what they claim to be, the
+        end without scores and the old handle. The broker then releases the old block.
 
         Raises:
-            MalformedMessage: the scores have another size than their record.
             OSError: the trajectory cannot be read now.
         """
-        if len(frame) != records_bytes(end.records):
-            raise MalformedMessage(f"the scores of job {end.job_id} have {len(frame)} bytes, not what they claim")
+        problem = scores_problem(end.records, rest)
+        if problem:
+            log.warning("the scores of job %s are dropped: %s", end.job_id, problem)
+            return replace(end, records=(), records_dropped={TEACHER: problem}), kept
         block, why = self._store.read(kept.block_id), "the node lost the trajectory"
         if block is not None:
+            (frame,) = rest
             joined, start = with_record(block, frame.buffer if isinstance(frame, zmq.Frame) else frame), kept.records_at
             start = start or padded(len(block))
             block_id = self._store.keep(broker, number, joined)

@@ -51,6 +51,17 @@ def records_bytes(forms: Iterable[RecordForm]) -> int:
     return sum(padded(RUN_BYTES * form.runs) + sum(map(_padded_bytes, form.arrays)) for form in forms)
 
 
+def scores_problem(forms: Sequence[RecordForm], frames: Sequence[Any]) -> str:
+    """Return what is wrong with the records and the frames of SCORE's end, which has some; empty if nothing is."""
+    names = ", ".join(form.name for form in forms) or "no record"
+    if names != TEACHER:
+        return f"expected the record {TEACHER}, got {names}"
+    if len(frames) != 1:
+        return f"expected 1 block frame, got {len(frames)}"
+    size_bytes = records_bytes(forms)
+    return "" if len(frames[0]) == size_bytes else f"got {len(frames[0])} bytes; the header announces {size_bytes}"
+
+
 class _Part(NamedTuple):
     runs: NDArray[np.int32]
     arrays: dict[str, NDArray[Any]]

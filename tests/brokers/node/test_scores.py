@@ -110,3 +110,22 @@ def test_a_lost_trajectory_costs_its_scores(node: Node) -> None:
     end, handle = node.take(scored(lost), SCORE_BLOCK)
     assert (end.records, end.records_dropped) == ((), {"teacher": "the node lost the trajectory"})
     assert handle == lost
+
+
+@pytest.mark.parametrize(
+    ("records", "frames", "said"),
+    [
+        ((SCORES,), (SCORE_BLOCK[:-1],), "got 127 bytes; the header announces 128"),
+        ((SCORES,), (), "expected 1 block frame, got 0"),
+        ((), (SCORE_BLOCK,), "expected the record teacher, got no record"),
+        ((replace(SCORES, name="experts"),), (SCORE_BLOCK,), "expected the record teacher, got experts"),
+    ],
+)
+def test_scores_that_are_not_what_they_claim_are_dropped_and_their_job_ends(
+    node: Node, records: tuple[RecordForm, ...], frames: tuple[bytes, ...], said: str
+) -> None:
+    """As a malformed message, the end was sent again for as long as its process lived."""
+    kept = node.ran()
+    end, handle = node.take(replace(scored(kept), records=records), *frames)
+    assert (end.records, end.records_dropped, handle) == ((), {"teacher": said}, kept)
+    assert node.store.ids("rollout-0") == (kept.block_id,)
