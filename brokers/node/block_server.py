@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 import zmq
 from msgspec.structs import replace
 
-from ...data.records import padded, scores_problem, with_record
+from ...data.records import padded, scores_problem
 from ...data.trajectory import TOKEN_ID_BYTES, oldest_version, records_at
 from ...errors import MalformedMessage, VersionMismatch
 from ...security.rights import Listener
 from ...wire import codec
 from ...wire.messages.base import Refused
-from ...wire.messages.blocks import BlockGiven, FetchBlock, block_checksum
+from ...wire.messages.blocks import BlockGiven, FetchBlock, block_checksum, is_block
 from ...wire.messages.jobs import BlockHandle, Phase
 from ...wire.records import TEACHER
 from ...wire.request_routing import NODE_BROKER, convert_request
@@ -164,17 +164,19 @@ class BlockServer:
         if problem:
             log.warning("the scores of job %s are dropped: %s", end.job_id, problem)
             return replace(end, records=(), records_dropped={TEACHER: problem}), kept
-        block, why = self._store.read(kept.block_id), "the node lost the trajectory"
-        if block is not None:
-            (frame,) = rest
-            joined, start = with_record(block, frame.buffer if isinstance(frame, zmq.Frame) else frame), kept.records_at
-            start = start or padded(len(block))
-            block_id = self._store.keep(broker, number, joined)
-            if block_id is not None:
-                checksum = block_checksum(joined, start)
-                return end, replace(kept, block_id=block_id, checksum=checksum, records_at=start)
-            why = "the node's disk was full"
-        return replace(end, records=(), records_dropped={TEACHER: why}), kept
+        (frame,) = rest
+        block_id, why = self._store.known(broker, number), "the node lost the trajectory"
+        block = self._store.read(kept.block_id) if block_id is None else None
+        if block is not None and is_block(block, kept):
+            padding = bytes(padded(len(block)) - len(block))
+            scores = frame.buffer if isinstance(frame, zmq.Frame) else frame
+            block_id, why = self._store.keep(broker, number, block, padding, scores), "the node's disk was full"
+        joined = self._store.read(block_id) if block_id is not None else None
+        if block_id is None or joined is None:
+            return replace(end, records=(), records_dropped={TEACHER: why}), kept
+        start = kept.records_at or len(joined) - len(frame)
+        checksum = block_checksum(joined, start)
+        return end, replace(kept, block_id=block_id, checksum=checksum, records_at=start)
 
     def _drain(self) -> None:
         self._listen()

@@ -58,30 +58,36 @@ class BlockStore:
                 if OURS.fullmatch(file.name) and stat.S_ISREG(state.st_mode):
                     self._sizes[file.parent.name][file.name] = state.st_size
 
-    def keep(self, broker: str, number: int, block: memoryview) -> str | None:
-        """Write a block and return its id, or None if there is no room or the write fails.
+    def known(self, broker: str, number: int) -> str | None:
+        """Return the id of the block of an event that was resent; None: the event is new, or is noted."""
+        return self._unnoted.get((broker, number))
+
+    def keep(self, broker: str, number: int, *parts: memoryview | bytes) -> str | None:
+        """Write a block, whose parts follow each other, and return its id; None: no room, or the write failed.
 
         For an event number that is not noted yet, a second call returns the same id: the event was resent.
         """
-        known = self._unnoted.get((broker, number))
+        known = self.known(broker, number)
         if known is not None:
             return known
-        if len(self._sizes[broker]) >= BLOCKS_LIMIT or not self._has_room(len(block)):
+        size_bytes = sum(map(len, parts))
+        if len(self._sizes[broker]) >= BLOCKS_LIMIT or not self._has_room(size_bytes):
             return None
         block_id = new_id()
         path = self._path(broker, block_id)
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             with path.open("xb", buffering=0) as file:
-                written = 0
-                while written < len(block):
-                    written += file.write(block[written:])
+                for part in parts:
+                    written = 0
+                    while written < len(part):
+                        written += file.write(memoryview(part)[written:])
         except OSError as error:
             log.warning("a trajectory goes to its broker, since it cannot be kept here: %s", error)
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
             return None
-        self._sizes[broker][block_id] = len(block)
+        self._sizes[broker][block_id] = size_bytes
         self._unnoted[broker, number] = block_id
         return block_id
 

@@ -104,9 +104,10 @@ def test_scores_wait_while_the_trajectory_cannot_be_read(node: Node, monkeypatch
     assert both != kept
 
 
-def test_a_lost_trajectory_costs_its_scores(node: Node) -> None:
-    lost = replace(node.ran(), block_id="0" * 32)
-    assert node.server.token_ids(lost, TOKENS) == b""
+@pytest.mark.parametrize("changes", [{"block_id": "0" * 32}, {"checksum": 1}], ids=["missing", "changed"])
+def test_a_lost_trajectory_costs_its_scores(node: Node, changes: dict[str, Any]) -> None:
+    lost = replace(node.ran(), **changes)
+    assert bool(node.server.token_ids(lost, TOKENS)) == ("checksum" in changes)
     end, handle = node.take(scored(lost), SCORE_BLOCK)
     assert (end.records, end.records_dropped) == ((), {"teacher": "the node lost the trajectory"})
     assert handle == lost
@@ -129,3 +130,12 @@ def test_scores_that_are_not_what_they_claim_are_dropped_and_their_job_ends(
     end, handle = node.take(replace(scored(kept), records=records), *frames)
     assert (end.records, end.records_dropped, handle) == ((), {"teacher": said}, kept)
     assert node.store.ids("rollout-0") == (kept.block_id,)
+
+
+def test_scores_that_come_again_are_stored_once(node: Node) -> None:
+    kept = node.ran()
+    first = node.take(scored(kept), SCORE_BLOCK)
+    node.store.noted("rollout-0", [1])
+    node.store.forget("rollout-0", [kept.block_id])  # the broker has the first end, and its note was lost
+    assert node.take(scored(kept), SCORE_BLOCK) == first
+    assert node.store.ids("rollout-0") == (first[1].block_id,)
