@@ -311,11 +311,14 @@ def lease_lost(record: JobRecord, cause: LossCause) -> ErrorInfo:
 
 def no_stage(requirement: Requirement, waited_s: float) -> ErrorInfo:
     """Return the error of a job that no stage process accepted."""
-    where = "" if requirement.node is None else f" on node {requirement.node}, where its sandbox is,"
-    message = f"no live {requirement.role} process{where} took the job within {waited_s:g} s"
+    role, node = requirement.role, requirement.node
+    where = "" if node is None else f" on node {node}, where its sandbox is,"
+    message = f"no live {role} process{where} took the job within {waited_s:g} s"
     if not waited_s:
-        message = f"the last {requirement.role} process{where} has gone"
-    return NoStage(message, role=requirement.role, node=requirement.node, waited_s=waited_s).info()
+        message = f"the last {role} process{where} has gone"
+    if role == Phase.SCORE and node is not None:  # a result's reason has room for little
+        message = f"give node {node} slots for score: no live process there takes the trajectory that it stores"
+    return NoStage(message, role=role, node=node, waited_s=waited_s).info()
 
 
 def overdue(record: JobRecord) -> ErrorInfo:

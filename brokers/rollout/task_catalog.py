@@ -188,8 +188,8 @@ class TaskCatalog:
         self._check_backends(job, model, "teacher")
         if not self._scores:
             raise InvalidJob(
-                f"job {job.job_id}: no stage process is for teachers; the default stages have one if a backend has "
-                'another name than "policy", and to [[stage]] tables add one with role = "score" and slots = 64',
+                f"job {job.job_id}: no stage process is for teachers; list init, run, eval and score as [[stage]] "
+                'tables, which replace the default stages; that of teachers has role = "score" and slots = 64',
                 job_id=job.job_id,
                 field="teacher",
             )

@@ -31,7 +31,7 @@ FLAGS = {
 """Flags of keys of `[[backends]]`; `--option` sets other options of an engine's kind."""
 
 ModelNameOption = Annotated[str, typer.Option(metavar="NAME", help="The name by which jobs select its model.")]
-Frozen = Annotated[bool, typer.Option("--frozen", help="It keeps its weights: weight updates pass it by.")]
+Frozen = Annotated[bool, typer.Option("--frozen", help="It keeps its weights: it is skipped by weight updates.")]
 
 
 class OptionGroup:

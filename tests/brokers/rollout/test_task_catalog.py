@@ -230,3 +230,11 @@ def test_without_backends_of_the_policy_in_the_topology_its_jobs_need_one_that_r
         catalog.check(job)
     catalog.list_models(["b", "policy"])
     catalog.check(job)
+
+
+def test_the_advice_for_a_topology_without_processes_for_teachers_names_all_tables() -> None:
+    catalog = catalog_of({})
+    words = r'list init, run, eval and score as \[\[stage\]\] tables, .* role = "score" and slots = 64'
+    with pytest.raises(InvalidJob, match=words) as caught:
+        catalog.check(Job(task="task", instance={}, teacher="policy"))
+    assert caught.value.field == "teacher"
