@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Closed, InternalError, MalformedMessage, NoBackend, RequestTimeout, from_info
@@ -43,7 +44,9 @@ RESEND_S = 5.0
 REPLY_SLACK_S = 5.0
 """Seconds beyond the job's own wait limit within which the broker's answer may come."""
 LISTED_S = 30.0
-"""Seconds for which a list of backends counts, where only their vocabulary matters."""
+"""Seconds for which a backend list is cached (only vocabularies are read from it)."""
+LISTED_EMPTY_S = 2.0
+"""The same, for a model without backends."""
 LIST_S = 15.0
 """How long the broker may take to list its backends."""
 PROBLEM_LIMIT = 1000
@@ -74,7 +77,9 @@ class BackendClient:
         """For each request without a reply: handles `WaitLonger`."""
         self._held = HeldAssignments(owner)
         self._of_model: dict[str, tuple[float, Sequence[Backend]]] = {}
-        """For each teacher: when the broker listed its backends, and these."""
+        """For each teacher: until when the list of its backends is cached, and these."""
+        self._listing: dict[str, asyncio.Task[Sequence[Backend]]] = {}
+        """By teacher, while the broker is asked."""
 
     def connect(self, endpoint: str) -> None:
         """Connect to the broker's current endpoint if it changed, and resend requests without an answer there."""
@@ -129,14 +134,28 @@ class BackendClient:
     async def of_model(self, model: str) -> Sequence[Backend]:
         """Return a backend of a model for each of its chat formats, as listed at most `LISTED_S` ago.
 
+        Calls at the same time ask the broker once.
+
         Raises:
             NoBackend: the broker did not answer.
         """
-        at, found = self._of_model.get(model, (-math.inf, ()))
-        if time.monotonic() > at + LISTED_S or not found:
-            found = tuple({one.chat: one for one in await self._listed() if one.name == model}.values())
-            self._of_model[model] = (time.monotonic(), found)
+        until, found = self._of_model.get(model, (-math.inf, ()))
+        if time.monotonic() <= until:
+            return found
+        if model not in self._listing:
+            self._listing[model] = asyncio.create_task(self._list(model), name=f"list the backends of {model}")
+            self._listing[model].add_done_callback(partial(self._has_listed, model))
+        return await asyncio.shield(self._listing[model])
+
+    async def _list(self, model: str) -> Sequence[Backend]:
+        found = tuple({one.chat: one for one in await self._listed() if one.name == model}.values())
+        self._of_model[model] = (time.monotonic() + (LISTED_S if found else LISTED_EMPTY_S), found)
         return found
+
+    def _has_listed(self, model: str, task: asyncio.Task[Sequence[Backend]]) -> None:
+        del self._listing[model]
+        if not task.cancelled():
+            task.exception()  # its callers may all be cancelled
 
     async def _listed(self) -> list[Backend]:
         try:

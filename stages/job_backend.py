@@ -268,7 +268,7 @@ def other_vocabulary(backend: Backend, chat: ChatSettings) -> InvalidJob:
     """Return the error of a backend that cannot score token ids of an engine with this chat format."""
     return InvalidJob(
         f"the model {backend.name!r} ({backend.model}) has another vocabulary than the text, whose tokenizer is "
-        f"{chat.tokenizer or chat.kind}: its ids would mean other words",
+        f"{chat.tokenizer or chat.kind}: the same ids would mean different tokens",
         field="model",
     )
 

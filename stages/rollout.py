@@ -21,7 +21,7 @@ import numpy as np
 
 from ..data.scores import scores_in_rows
 from ..data.trajectory import Role
-from ..errors import ConfigError, HandlerFailed, InvalidJob, SandboxFailed
+from ..errors import ConfigError, HandlerFailed, InvalidJob, NoBackend, SandboxFailed
 from ..inference.chat.loading import chat_format, same_vocabulary
 from ..system.traces import span
 from ..tools.containers.specification import with_address_space
@@ -371,9 +371,14 @@ class Rollout:
             )
 
     async def _check_teacher(self, own: Backend) -> None:
-        """Refuse a teacher with other words before the policy writes anything. SCORE reports whatever else is wrong."""
+        """Reject a teacher with another vocabulary before the first token; SCORE reports all other problems."""
         model, _ = teacher_of(self._job.teacher)
-        for teacher in await self._services.backends.of_model(model):
+        try:
+            teachers = await self._services.backends.of_model(model)
+        except NoBackend as error:
+            log.info("the vocabulary of the teacher %s is not compared yet: %s", model, error.message)
+            return
+        for teacher in teachers:
             try:
                 is_same = await same_vocabulary(own.chat, teacher.chat)
             except ConfigError as error:

@@ -249,3 +249,51 @@ def test_a_broker_that_lost_assignments_asks_for_them_at_the_next_heartbeat(brok
             time.sleep(0.01)
 
     run(broker, body)
+
+
+def counted(client: BackendClient, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that has an item for each time that the broker is asked for its backends."""
+    asked: list[str] = []
+    listed = client._listed
+
+    async def list_backends() -> list[Backend]:
+        asked.append("list")
+        return await listed()
+
+    monkeypatch.setattr(client, "_listed", list_backends)
+    return asked
+
+
+def test_many_rollouts_that_begin_at_once_ask_once_for_their_teacher(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.add("x")
+
+    async def body(client: BackendClient) -> None:
+        asked = counted(client, monkeypatch)
+        for model, names in (("policy", ["x"]), ("teacher", [])):
+            asked.clear()
+            for found in await asyncio.gather(*(client.of_model(model) for _ in range(8))):
+                assert [one.backend_id for one in found] == names
+            await client.of_model(model)
+            assert asked == ["list"]
+
+    run(broker, body)
+
+
+def test_rollouts_that_ask_for_their_teacher_in_vain_wait_together(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(client: BackendClient) -> None:
+        async def in_vain() -> list[Backend]:
+            raise NoBackend("the backend broker did not answer")
+
+        monkeypatch.setattr(client, "_listed", in_vain)
+        asked = counted(client, monkeypatch)
+        failed = await asyncio.gather(*(client.of_model("teacher") for _ in range(8)), return_exceptions=True)
+        assert [type(one) for one in failed] == [NoBackend] * 8
+        assert asked == ["list"]
+        monkeypatch.undo()
+        assert await client.of_model("teacher") == ()
+
+    run(broker, body)
