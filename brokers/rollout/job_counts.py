@@ -33,6 +33,8 @@ class JobCounts:
         self._shares = Shares()
         self._by_status: Counter[tuple[Phase, JobStatus]] = Counter()
         self._batched: Counter[tuple[Phase, str]] = Counter()
+        self._to_score = 0
+        """Jobs in EVAL that have a teacher."""
 
     def accepted(self, record: JobRecord) -> None:
         holder = record.holder
@@ -70,6 +72,8 @@ class JobCounts:
         """Count a job that entered its record's phase and status (1), or is about to leave them (-1)."""
         self._by_status[record.phase, record.status] += change
         record.flow.moved(record.phase, change, held=record.status == JobStatus.HELD)
+        if record.phase == Phase.EVAL and record.run is not None and record.run.chat is not None:
+            self._to_score += change
         if record.in_batch:
             self._batched[record.phase, record.task] += change
             if not self._batched[record.phase, record.task]:
@@ -85,12 +89,14 @@ class JobCounts:
     def demand(self, nodes: int) -> SlotDemand:
         """Return how many slots of each stage the jobs could use soon, per node, rounded up.
 
-        Jobs in the stage before count too. Each of `nodes` nodes is asked for the same number.
+        Jobs in the stage before count too; for SCORE, those that have a teacher. Each of `nodes` nodes is asked for the
+        same number.
         """
         init, run, evaluate, score = (
             sum(self._by_status[phase, status] for status in (JobStatus.QUEUED, JobStatus.HELD)) for phase in Phase
         )
-        wanted = {Phase.INIT: init, Phase.RUN: init + run, Phase.EVAL: run + evaluate, Phase.SCORE: evaluate + score}
+        wanted = {Phase.INIT: init, Phase.RUN: init + run, Phase.EVAL: run + evaluate}
+        wanted[Phase.SCORE] = self._to_score + score
         slots = {phase: math.ceil(count / max(1, nodes)) for phase, count in wanted.items()}
         return SlotDemand(slots, self._shares.weight or 1.0)
 

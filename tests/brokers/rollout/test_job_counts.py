@@ -45,3 +45,15 @@ def test_what_waits_for_a_teacher_leaves_a_batch_no_room() -> None:
     assert table.room("t") == 1
     bring_to(table, Phase.SCORE, 4)
     assert table.room("t") <= 0
+
+
+def test_jobs_without_a_teacher_want_no_slots_for_one() -> None:
+    table = made()
+    bring_to(table, Phase.SCORE, 1)
+    bring_to(table, Phase.EVAL, 3, teacher="")
+    assert table.counts.demand(1).slots[Phase.SCORE] == 1
+    bring_to(table, Phase.EVAL, 4)
+    assert table.counts.demand(1).slots == {Phase.INIT: 0, Phase.RUN: 0, Phase.EVAL: 7, Phase.SCORE: 5}
+    for job_id in list(table.records):
+        table.cancel(job_id, 1.0)
+    assert not any(table.counts.demand(1).slots.values())
