@@ -131,7 +131,7 @@ class JobRecord:
         )
 
     def _text(self) -> TextToScore | None:
-        """Return what the teacher is to score; None: nothing in the trajectory is the policy's."""
+        """Return what the teacher is to score; None: the policy generated no segment."""
         run = self.run
         ranges = tuple(segments_of_own_model(run)) if run is not None and run.tokens else ()
         if run is None or run.chat is None or not ranges:
@@ -287,12 +287,16 @@ class JobRecord:
             return run.records_dropped
         if any(form.name == TEACHER for form in run.records):
             return run.records_dropped
-        why = "the rollout has no reward" if self._reward(last) is None else "the policy wrote nothing to score"
+        why = "the trajectory has no segment of the policy"
+        if last is None:
+            why = "the job ended before it was scored"
+        elif self._reward(last) is None:
+            why = "the rollout has no reward"
         return {**run.records_dropped, TEACHER: why}
 
     @property
     def _trains_several(self) -> bool:
-        """Whether RUN trained several models, of which a failure tells not which one failed."""
+        """Whether RUN trained several models; a failure does not say which of them failed."""
         parts = self.run.conversations if self.run is not None else ()
         return len({part.model for part in parts if part.trained}) > 1
 

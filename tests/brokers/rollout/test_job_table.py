@@ -874,6 +874,13 @@ def test_a_held_job_is_stopped_and_cancelled(phase: Phase) -> None:
     assert [type(action) for action in actions] == expected[phase]
 
 
+def test_a_job_that_is_cancelled_in_score_does_not_say_that_it_had_no_reward() -> None:
+    table = Table()
+    table.bring_to(Phase.SCORE)
+    table.cancel("a")
+    assert table.result().records_dropped == {"teacher": "the job ended before it was scored"}
+
+
 def test_the_slot_of_a_cancelled_job_is_free_when_its_holder_says_so() -> None:
     table = Table()
     table.stage("init-1")
