@@ -42,15 +42,14 @@ class HeldJobs:
 
     def watch(self, record: JobRecord) -> None:
         """Update a job's deadline."""
-        overdue = record.since + record.job.limits.of(record.phase) + STOP_GRACE_S
-        self._deadlines.set(record.sequence, overdue if record.confirmed else min(record.lease_until, overdue))
+        at = _overdue_at(record)
+        self._deadlines.set(record.sequence, at if record.confirmed else min(record.lease_until, at))
 
     def due(self, now: float) -> Iterator[JobRecord]:
         """Yield each job that is unconfirmed for too long, or overdue."""
         for sequence in self._deadlines.due(now):
             record = self._records[sequence]
-            overdue = record.since + record.job.limits.of(record.phase) + STOP_GRACE_S <= now
-            if overdue or (not record.confirmed and record.lease_until <= now):
+            if _overdue_at(record) <= now or (not record.confirmed and record.lease_until <= now):
                 yield record
             else:
                 self.watch(record)
@@ -59,3 +58,7 @@ class HeldJobs:
         """Restart all deadlines after a pause, as if each job was just assigned."""
         for record in self._records.values():
             record.since, record.lease_until = now, now + self._lease_s
+
+
+def _overdue_at(record: JobRecord) -> float:
+    return record.since + record.job.limits.of(record.phase) + STOP_GRACE_S
