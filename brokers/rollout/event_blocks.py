@@ -1,4 +1,4 @@
-"""The blocks of trajectories that come with stage events, or that phases start with."""
+"""Checks stage events, and reads and joins the trajectory blocks that come with them."""
 
 from __future__ import annotations
 
@@ -35,20 +35,27 @@ QUOTA_FULL = "the session's quota was full"
 log = logging.getLogger("prorl.rollout_broker")
 
 
-def block_of(event: StageEvent, rest: Sequence[Frame]) -> Frame | None:
-    """Return the block that comes with an event; raise `MalformedMessage` if its size is not as the event says."""
+def checked_block(event: StageEvent, rest: Sequence[Frame]) -> Frame | None:
+    """Check an event, and return the block that comes with it.
+
+    Raises:
+        MalformedMessage: the block, a reward, the outcome or the turns are not as the event says or may be.
+    """
     if isinstance(event, BlockSent | TurnsShown):
         expected = not event.lost if isinstance(event, BlockSent) else event.has_block
         if len(rest) != expected:
-            raise MalformedMessage(f"{type(event).__name__} came with {len(rest)} further frames")
+            raise MalformedMessage(f"{type(event).__name__}: expected {expected:d} block frames, got {len(rest)}")
         return rest[0] if rest else None
     tokens, kept = (event.tokens, event.kept is not None) if isinstance(event, PhaseEnd) else (0, False)
     scored = event.records if isinstance(event, PhaseEnd) and event.phase == Phase.SCORE else ()
     has_block = (tokens > 0 or bool(scored)) and not kept
-    if len(rest) != has_block or (tokens and scored):
-        raise MalformedMessage(f"{type(event).__name__} of {tokens} tokens came with {len(rest)} further frames")
+    if len(rest) != has_block:
+        raise MalformedMessage(f"{_name(event)}: expected {has_block:d} block frames, got {len(rest)}")
     if not isinstance(event, PhaseEnd):
         return None
+    if scored and (tokens or [form.name for form in scored] != [TEACHER]):
+        names = ", ".join(form.name for form in scored)
+        raise MalformedMessage(f"{_name(event)}: expected the record {TEACHER}, got {names} and {tokens} tokens")
     if isinstance(event, PhaseFailed) and event.outcome == Outcome.COMPLETED:
         raise MalformedMessage(f"job {event.job_id} is said to have failed with outcome `completed`")
     has_several = event.conversations or event.turn_rewards or event.rewards
@@ -62,14 +69,19 @@ def block_of(event: StageEvent, rest: Sequence[Frame]) -> Frame | None:
         return None
     size_bytes = records_bytes(scored) if scored else block_bytes(tokens, event.turns, event.records)
     if len(rest[0]) != size_bytes:
-        raise MalformedMessage(f"the block of job {event.job_id} has {len(rest[0])} bytes, not what it claims")
+        raise MalformedMessage(f"{_name(event)}: the block has {len(rest[0])} bytes; its header announces {size_bytes}")
     return rest[0]
 
 
-def with_room(jobs: Jobs, event: End, block: Frame | None) -> tuple[End, Frame | None]:
-    """Return the end of a phase and its trajectory's block, without records for which its session has no room.
+def _name(event: StageEvent) -> str:
+    job_id = getattr(event, "job_id", "")
+    return f"{type(event).__name__} of job {job_id}" if job_id else type(event).__name__
 
-    SCORE's block is the one of RUN with the scores behind it.
+
+def stored_end(jobs: Jobs, event: End, block: Frame | None) -> tuple[End, Frame | None]:
+    """Return the end of a phase and its trajectory's block as the broker stores them.
+
+    SCORE's block is the one of RUN with the scores behind it. Records are dropped if their session has no room.
 
     Raises:
         JournalFailed: RUN's block cannot be read now.

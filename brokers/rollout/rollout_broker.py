@@ -61,7 +61,7 @@ from .actions import Action, Close, Start, Stop, Unassign
 from .backend_link import BackendLink
 from .batch_runner import BatchRunner
 from .broker_gauges import set_gauges
-from .event_blocks import block_of, token_ids, with_room
+from .event_blocks import checked_block, stored_end, token_ids
 from .front_door import FrontDoor
 from .job_counts import JobCounts
 from .job_table import JobTable
@@ -247,9 +247,9 @@ class RolloutBroker:
                     who = event.member if isinstance(event, MemberAlive) else self._stages.member_of(event.stage_id)
                     self._stages.turn_away(who, sender)
                 else:
-                    block = block_of(event, rest)
+                    block = checked_block(event, rest)
                     if isinstance(event, PhaseEnd) and event.records and event.kept is None:
-                        event, block = with_room(self._jobs, event, block)
+                        event, block = stored_end(self._jobs, event, block)
                     self._handle_event(event, block, now, sender.user_id)
                     self._perform(now)
                     if isinstance(event, PhaseEnd) and event.kept is not None:

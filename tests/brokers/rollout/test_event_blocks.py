@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from prorl_zmq.brokers.journal.journal import Journal
 from prorl_zmq.brokers.journal.records import StoredBlock
 from prorl_zmq.brokers.journal.segment_store import BlockLost
-from prorl_zmq.brokers.rollout.event_blocks import token_ids, with_room
+from prorl_zmq.brokers.rollout.event_blocks import checked_block, stored_end, token_ids
 from prorl_zmq.brokers.rollout.jobs import Jobs
 from prorl_zmq.brokers.rollout.kept_blocks import KeptBlocks
 from prorl_zmq.brokers.rollout.quota import Quota
@@ -18,7 +19,7 @@ from prorl_zmq.brokers.rollout.sized_cache import SizedCache
 from prorl_zmq.brokers.rollout.transition_log import TransitionLog
 from prorl_zmq.brokers.rollout.write_ahead import WriteAhead
 from prorl_zmq.data.records import records_bytes
-from prorl_zmq.errors import JournalFailed
+from prorl_zmq.errors import JournalFailed, MalformedMessage
 from prorl_zmq.wire.messages.jobs import ArrayForm, Phase, RecordForm
 from prorl_zmq.wire.messages.stages import PhaseDone
 
@@ -53,11 +54,27 @@ def test_scoring_waits_for_a_trajectory_that_cannot_be_read_now(monkeypatch: pyt
     with pytest.raises(JournalFailed):
         token_ids(jobs, record.start_command())
     with pytest.raises(JournalFailed):  # so the end is not noted, and comes again
-        with_room(jobs, SCORED, bytes(records_bytes((SCORES,))))
+        stored_end(jobs, SCORED, bytes(records_bytes((SCORES,))))
 
 
 def test_a_lost_trajectory_costs_its_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs, record = in_score(monkeypatch, BlockLost("it is damaged"))
     assert token_ids(jobs, record.start_command()) == (b"",)
-    end, block = with_room(jobs, SCORED, bytes(records_bytes((SCORES,))))
+    end, block = stored_end(jobs, SCORED, bytes(records_bytes((SCORES,))))
     assert (end.records, end.records_dropped, block) == ((), {"teacher": "the trajectory is lost"}, None)
+
+
+def test_scores_under_another_name_are_refused() -> None:
+    block = bytes(records_bytes((SCORES,)))
+    assert checked_block(SCORED, [block]) == block
+    for records in ((replace(SCORES, name="experts"),), (SCORES, SCORES)):
+        frame = bytes(records_bytes(records))
+        with pytest.raises(MalformedMessage, match="PhaseDone of job job-0: expected the record teacher, got"):
+            checked_block(replace(SCORED, records=records), [frame])
+
+
+def test_a_block_of_another_size_or_number_is_refused_with_both_numbers() -> None:
+    with pytest.raises(MalformedMessage, match="PhaseDone of job job-0: expected 1 block frames, got 0"):
+        checked_block(SCORED, [])
+    with pytest.raises(MalformedMessage, match="the block has 12 bytes; its header announces 128"):
+        checked_block(SCORED, [bytes(12)])
