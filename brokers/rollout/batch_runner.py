@@ -268,7 +268,7 @@ class BatchRunner:
 
     def keep_model(self, model: str) -> bool:
         """Accept jobs of an adapter again, if its removal was begun: the backend broker has refused it."""
-        return self._catalog.note_model(model)
+        return self._catalog.keep_model(model)
 
     def status(self, batch: BatchRecord) -> BatchStatus:
         status = batch.status()

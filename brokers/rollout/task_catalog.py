@@ -40,7 +40,7 @@ KNOWN_LIMIT = 4096
 NEW_TICKS = 3
 """Ticks for which the backend broker's list of models counts as new."""
 REMOVED_TICKS = 10
-"""Ticks in which the backend broker should have removed a model; if it lists that afterwards, jobs are accepted."""
+"""Ticks for which a removed model is refused although the backend broker still lists it."""
 
 
 class TaskCatalog:
@@ -95,15 +95,20 @@ class TaskCatalog:
         self._listed, self._ticks_left = frozenset(models) - self._removed.keys(), NEW_TICKS
         self._lacking = {(one.model, one.record): one for one in lacking}
 
-    def note_model(self, model: str) -> bool:
-        """Have the backend broker's list read again for an unknown model that has weights; return if it was removed."""
-        was_removed = self._removed.pop(model, None) is not None
+    def note_model(self, model: str) -> None:
+        """Request a new list if a model that has weights is unknown, and end its removal."""
+        self._removed.pop(model, None)
         if model not in self._models and model not in self._listed:
             self._ticks_left = 0
-        return was_removed
+
+    def keep_model(self, model: str) -> bool:
+        """As `note_model`, for a model whose removal was refused; return whether a removal was pending."""
+        is_pending = model in self._removed
+        self.note_model(model)
+        return is_pending
 
     def remove_model(self, model: str) -> None:
-        """Refuse jobs of a model that is being removed, until it has weights again, or is listed later all the same."""
+        """Refuse jobs of a model that is being removed, until it is published again or `REMOVED_TICKS` have passed."""
         self._listed -= {model}
         self._removed[model] = REMOVED_TICKS
 

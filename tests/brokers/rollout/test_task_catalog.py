@@ -203,6 +203,11 @@ def test_a_model_that_is_being_removed_stays_refused_although_it_is_still_listed
     catalog.list_models(["policy", "a"])
     with pytest.raises(InvalidJob, match=r"no backend serves the model 'a' \(model\); the service has policy$"):
         catalog.check(job)
+    assert catalog.keep_model("a"), "the removal was refused"
+    assert not catalog.keep_model("a")
+    catalog.list_models(["policy", "a"])
+    catalog.check(job)
+    catalog.remove_model("a")
     catalog.note_model("a")
     catalog.list_models(["policy", "a"])
     catalog.check(job)
