@@ -22,7 +22,7 @@ class Rollout(NamedTuple):
     version: int
     """The oldest weight version of the tokens of the group's model."""
     seconds: float
-    """Time in INIT, RUN and EVAL, without queues."""
+    """Time in INIT, RUN and EVAL, without queues; SCORE waits for a teacher."""
     roles: tuple[tuple[str, float], ...] = ()
     """The trained conversations with the group's model, each with its reward; empty: there is one, `main`."""
     others: tuple[tuple[str, int], ...] = ()

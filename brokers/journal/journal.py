@@ -2,7 +2,7 @@
 
     jobs      (sequence, session, job, …, packed)       one row per unfinished job, written once
     states    (sequence, phase, stage, attempt, …)      the job's position, written once per round that changes it
-    blocks    (sequence, segment, offset, …)            the place of RUN's trajectory (see `SegmentStore`)
+    blocks    (sequence, segment, offset, …)            the place of the trajectory (see `SegmentStore`)
     results   (sequence, session, job, …, result)       one row per unacknowledged result
     notes     (name, note)                              batches (see `batch_notes`) and session leases
     submissions (number, session, request_id, new)      the last requests that submitted jobs

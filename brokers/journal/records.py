@@ -43,7 +43,7 @@ class JobState(NamedTuple):
     run: PhaseDone | PhaseFailed | None = None
     """RUN's event, after RUN has ended."""
     block: Any = None
-    """RUN's trajectory: a frame or a `StoredBlock`."""
+    """The trajectory, with its scores after SCORE: a frame or a `StoredBlock`."""
     metrics: dict[str, float] = {}  # noqa: RUF012 - never written to
     timings: dict[str, float] = {}  # noqa: RUF012 - never written to
     history: bytes = b""

@@ -35,6 +35,7 @@ from ..batches.rollout_group import Rollout
 from ..job_frame import read_job
 from ..journal.records import holder_of
 from ..journal.segment_store import BlockLost
+from .job_record import WORKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -54,7 +55,6 @@ PROMPT_LIMIT = 4096
 """Most waiting prompts of a batch."""
 AGAIN_S = 1.0
 """How many seconds launches pause after the journal refused jobs."""
-PHASES = ("init", "run", "eval")
 
 log = logging.getLogger("prorl.rollout_broker")
 
@@ -478,4 +478,4 @@ def _holder(session: str) -> str:
 
 def _seconds(finished: Finished) -> float:
     timings = finished.result.timings
-    return sum(timings.get(phase, 0.0) for phase in PHASES)
+    return sum(timings.get(phase, 0.0) for phase in WORKING)

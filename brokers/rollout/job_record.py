@@ -28,6 +28,8 @@ QUEUE_TIMINGS = frozenset(QUEUE_TIMING.values())
 """Timings that a restarted job keeps."""
 NEXT_PHASE = {Phase.INIT: Phase.RUN, Phase.RUN: Phase.EVAL}
 RESTART_PHASE = {Phase.INIT: Phase.INIT, Phase.RUN: Phase.INIT, Phase.EVAL: Phase.EVAL, Phase.SCORE: Phase.SCORE}
+WORKING = (Phase.INIT, Phase.RUN, Phase.EVAL)
+"""The phases that count as a job's work; SCORE only waits for a teacher."""
 REASON_LIMIT = 128
 """Longest reason of a dropped record, in characters."""
 LossCause = Literal["died", "silent", "left", "unreported"]
@@ -164,8 +166,10 @@ class JobRecord:
             self.run = replace(self.run, records_dropped={**self.run.records_dropped, TEACHER: why})
 
     def worked_s(self, now: float) -> float:
-        ended = sum(self.timings.get(phase, 0.0) for phase in Phase)
-        return ended + (now - self.since if self.status == JobStatus.HELD else 0.0)
+        """Return the seconds in INIT, RUN and EVAL so far, without queues."""
+        ended = sum(self.timings.get(phase, 0.0) for phase in WORKING)
+        is_at_work = self.status == JobStatus.HELD and self.phase != Phase.SCORE
+        return ended + (now - self.since if is_at_work else 0.0)
 
     def is_held_by(self, stage_id: str, attempt: int) -> bool:
         return self.status == JobStatus.HELD and self.stage_id == stage_id and self.attempt == attempt

@@ -21,7 +21,8 @@ stage process under a lease.
     lost in EVAL        → EVAL queued under the next attempt (from RUN's recorded result, in the same sandbox; INIT if
                           the holder reports that the sandbox is gone)
     lost, no attempt left, or RUN that an outside program led → ended, `infrastructure_error`
-    lost in SCORE → SCORE queued under the next attempt; failed, overdue or given up → ended as EVAL said, not scored
+    lost in SCORE → SCORE queued under the next attempt
+    failed, overdue or returned in SCORE → ended with EVAL's outcome, without scores
 
     last process for it on its sandbox's node left   → given back; INIT queued under the next attempt
     the same, silent with its whole node             → lost; INIT queued under the next attempt
@@ -236,7 +237,7 @@ class JobTable:
         return self._take_actions(now)
 
     def phase_done(self, done: PhaseDone, block: Any, now: float) -> list[Action]:
-        """Process a phase's success; `block` is RUN's trajectory."""
+        """Process a phase's success; `block` is the trajectory, from RUN and SCORE."""
         stage = self._give_back(done.stage_id, SlotClaim(done.job_id, done.attempt))
         record = self._current(done)
         if record is None:
@@ -257,7 +258,7 @@ class JobTable:
         return self._take_actions(now)
 
     def phase_failed(self, failed: PhaseFailed, block: Any, now: float) -> list[Action]:
-        """Process a phase's failure; `block` is RUN's partial trajectory, if any."""
+        """Process a phase's failure; `block` is the partial trajectory, if any."""
         stage = self._give_back(failed.stage_id, SlotClaim(failed.job_id, failed.attempt))
         record = self._current(failed)
         if record is not None and failed.retry:

@@ -44,7 +44,7 @@ def nodes(
 ) -> None:
     """Show the nodes of a service: slots, jobs, last report and state, and what became of the jobs of lost ones.
 
-    Slots are busy/all, of INIT, RUN and EVAL, summed over the rollout brokers. States: `ready`;
+    Slots are busy/all, of INIT, RUN, EVAL and SCORE, summed over the rollout brokers. States: `ready`;
     `draining`: it finishes its jobs; `silent`: it has stopped reporting, and gets no new jobs; `lost`: its lease
     expired, and its jobs were restarted. On Slurm, its own state and the time left are shown too. The exit code is
     1 if a broker, or Slurm, did not answer; what the others report is shown.

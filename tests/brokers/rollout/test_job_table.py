@@ -1187,6 +1187,17 @@ def test_a_kept_trajectory_whose_node_has_left_is_not_scored() -> None:
     assert why == "no_stage: give node gone slots for score: no live process there takes the trajectory that it stores"
 
 
+def test_the_time_in_score_is_no_work_that_a_cancelled_job_wastes() -> None:
+    table = Table()
+    table.bring_to(Phase.RUN)
+    table.now = 4.0
+    assert table.table.worked_s("a", 4.0) == 4.0
+    table.done("run-1", timings={"run": 4.0}, **BY_TEACHER)
+    table.done("eval-1", reward=0.5, timings={"eval": 1.0})
+    assert table.where() == (Phase.SCORE, JobStatus.HELD)
+    assert table.table.worked_s("a", 600.0) == 5.0
+
+
 def test_a_journal_restores_a_job_in_score_with_its_reward() -> None:
     old = Table()
     old.bring_to(Phase.SCORE)
