@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 MOVE_LIMIT = 4
 """Most moves of a phase to another backend after a failed generation; then the attempt has failed."""
 
+SHORTEST_PAUSE_S = 0.1
+"""Shortest pause before an engine whose queue was full is asked again."""
+
 Answer = TypeVar("Answer")
 
 log = logging.getLogger("prorl.stage")
@@ -210,7 +213,7 @@ class JobBackend:
                 try:
                     return await self._engines.score(backend, self._job.job_id, token_ids, top, self._clock.limit_s)
                 except Busy as error:
-                    await asyncio.sleep(float(error.fields["retry_after_s"] or 0.0))
+                    await asyncio.sleep(_pause_s(error))
 
         try:
             return await self._answered(score)
@@ -262,6 +265,10 @@ class JobBackend:
     def release(self) -> None:
         """Release the assignment, or stop waiting for one."""
         self._backends.release(self._job.job_id, self._attempt, self.model)
+
+
+def _pause_s(error: Busy) -> float:
+    return max(SHORTEST_PAUSE_S, float(error.fields.get("retry_after_s") or 0.0))
 
 
 def other_vocabulary(backend: Backend, chat: ChatSettings) -> InvalidJob:

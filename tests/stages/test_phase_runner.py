@@ -14,6 +14,7 @@ from prorl_zmq.data.scores import Scores
 from prorl_zmq.data.trajectory import Role, TrajectoryBuilder
 from prorl_zmq.errors import Busy, EngineFailed, ErrorInfo, GraderFailed, HandlerFailed, SandboxLimitExceeded
 from prorl_zmq.inference.chat import ChatMessage
+from prorl_zmq.stages import job_backend
 from prorl_zmq.stages.episode import ConversationRecord, Episode
 from prorl_zmq.stages.grading.grader_pool import GraderPool
 from prorl_zmq.stages.handler import AgentHandler, EvalPhase, Evaluation, Failure, InitPhase, PhaseData, RunPhase
@@ -381,7 +382,15 @@ def test_segments_that_were_scored_before_new_weights_are_scored_again() -> None
     assert (scores.weight_version, scores.logprobs.tolist()) == (2, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0])
 
 
-def test_an_engine_whose_queue_of_texts_is_full_has_not_failed() -> None:
+@pytest.mark.parametrize(
+    ("fields", "pause_s"), [({}, 0.1), ({"retry_after_s": 0.0}, 0.1), ({"retry_after_s": 3.0}, 3.0)]
+)
+def test_a_full_engine_is_not_asked_again_at_once(fields: dict[str, float], pause_s: float) -> None:
+    assert job_backend._pause_s(Busy("4096 texts wait", **fields)) == pause_s
+
+
+def test_an_engine_whose_queue_of_texts_is_full_has_not_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_backend, "SHORTEST_PAUSE_S", 0.0)
     asked = []
 
     class Backends(Reports):
