@@ -317,7 +317,7 @@ class BatchRunner:
             return
         lacking = {one.name: "rows are missing" for one in result.records if not one.complete} | result.records_dropped
         if lacking:
-            log.warning("job %s lacks records: %s", result.job_id, lacking)
+            log.warning("records of job %s are missing: %s", result.job_id, lacking)
         version = self._batches.version(result.model)
         if result.reward is not None and (oldest := self._oldest(finished, version)) is not None:
             others = _others(result.conversations) if result.conversations else ()

@@ -48,10 +48,12 @@ class Quota:
         ):
             most = self._most(held, session, limit)
             if held[session] + new > most:
-                more = f": {new} more are too many" if new > most else ""
+                advice = "collect results, or submit later"
+                if new > most:
+                    advice = f"{new} more would exceed it: submit at most {most} at a time"
                 raise Busy(
                     f"the session holds {held[session]} {what}, and may hold {most} ({self._share:.0%} of what other "
-                    f"sessions leave of {limit}){more}; collect results, or submit {'fewer' if more else 'later'}",
+                    f"sessions leave of {limit}); {advice}",
                     retry_after_s=RETRY_AFTER_S,
                 )
 

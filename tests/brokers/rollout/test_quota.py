@@ -53,7 +53,7 @@ def test_all_sessions_together_have_a_limit() -> None:
     quota = Quota(10, 1000, 1.0)
     for number in range(9):
         quota.submitted(f"s-{number}", f"job-{number}", 10)
-    with pytest.raises(Busy, match=r"may hold 1 .*: 2 more are too many; collect results, or submit fewer"):
+    with pytest.raises(Busy, match=r"may hold 1 .*; 2 more would exceed it: submit at most 1 at a time"):
         quota.check("new", 2, 0)
     quota.check("new", 1, 0)
 
