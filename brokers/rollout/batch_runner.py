@@ -427,7 +427,7 @@ class BatchRunner:
         self._jobs.discard(_holder(session), job_ids)
 
     def _oldest(self, finished: Finished, version: int) -> int | None:
-        """Return a trajectory's oldest weight version; `version` without generated tokens, None if lost."""
+        """Return a trajectory's oldest weight version; `version` without generated tokens, None if unreadable."""
         result = finished.result
         if result.kept is not None:
             oldest = result.kept.oldest_version
@@ -436,7 +436,8 @@ class BatchRunner:
         else:
             try:
                 block = self._jobs.block(finished)
-            except BlockLost:
+            except (BlockLost, JournalFailed) as error:  # the sampler has to know of each end
+                log.warning("the batch of job %s cannot use its trajectory: %s", result.job_id, error)
                 return None
             buffer = block.buffer if isinstance(block, zmq.Frame) else block
             oldest = oldest_version(buffer, result)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
 
 from prorl_zmq.brokers.journal.journal import Journal
-from prorl_zmq.brokers.journal.records import StoredBlock
+from prorl_zmq.brokers.journal.records import Finished, StoredBlock
 from prorl_zmq.brokers.journal.segment_store import BlockLost
+from prorl_zmq.brokers.rollout.batch_runner import BatchRunner
 from prorl_zmq.brokers.rollout.event_blocks import checked_block, stored_end, token_ids
 from prorl_zmq.brokers.rollout.jobs import Jobs
 from prorl_zmq.brokers.rollout.kept_blocks import KeptBlocks
@@ -20,7 +22,7 @@ from prorl_zmq.brokers.rollout.transition_log import TransitionLog
 from prorl_zmq.brokers.rollout.write_ahead import WriteAhead
 from prorl_zmq.data.records import records_bytes
 from prorl_zmq.errors import JournalFailed, MalformedMessage
-from prorl_zmq.wire.messages.jobs import ArrayForm, Phase, RecordForm
+from prorl_zmq.wire.messages.jobs import ArrayForm, Outcome, Phase, RecordForm, Result
 from prorl_zmq.wire.messages.stages import PhaseDone
 
 from .test_job_counts import bring_to, made
@@ -78,3 +80,12 @@ def test_a_block_of_another_size_or_number_is_refused_with_both_numbers() -> Non
         checked_block(SCORED, [])
     with pytest.raises(MalformedMessage, match="the block has 12 bytes; its header announces 128"):
         checked_block(SCORED, [bytes(12)])
+
+
+def test_a_batch_learns_of_an_end_whose_trajectory_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SCORE failed, so the trajectory that RUN gave is in the journal only."""
+    jobs, _ = in_score(monkeypatch, JournalFailed("it cannot be read", path="/journal"))
+    result = Result(job_id="job-0", task="t", outcome=Outcome.COMPLETED, reward=1.0, tokens=2)
+    finished = Finished("s", result, StoredBlock(1, 5), in_batch=True)
+    runner: Any = SimpleNamespace(_jobs=jobs)
+    assert BatchRunner._oldest(runner, finished, 3) is None
