@@ -1,4 +1,4 @@
-"""RUN of a job with a teacher compares vocabularies, and leaves all other problems to SCORE."""
+"""A job with a teacher: RUN compares vocabularies only, and SCORE names its own faults."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from prorl_zmq import Job
 from prorl_zmq.errors import InvalidJob, NoBackend
 from prorl_zmq.stages import rollout
 from prorl_zmq.stages.rollout import Rollout
-from prorl_zmq.wire.messages.backends import Backend
+from prorl_zmq.stages.score_runner import ScoreRunner
+from prorl_zmq.wire.messages.backends import Backend, ChatSettings
+from prorl_zmq.wire.messages.jobs import Phase
+from prorl_zmq.wire.messages.stages import PhaseFailed, StartPhase, TextToScore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,3 +48,13 @@ def test_a_teacher_with_another_vocabulary_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr(rollout, "same_vocabulary", same_vocabulary)
     with pytest.raises(InvalidJob):
         check([TEACHER])
+
+
+def test_a_lost_trajectory_is_no_fault_of_the_job() -> None:
+    services: Any = SimpleNamespace(stage_id="score-1")
+    text = TextToScore(chat=ChatSettings(), tokens=2, ranges=((0, 2),))
+    command = StartPhase(job_id="j", attempt=1, phase=Phase.SCORE, text=text)
+    job = Job(task="math", instance={}, job_id="j", teacher="teacher:4")
+    end, block = asyncio.run(ScoreRunner(services, command, job, b"").run())
+    assert isinstance(end, PhaseFailed)
+    assert (end.error.code, block) == ("internal_error", None)
