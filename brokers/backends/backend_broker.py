@@ -29,7 +29,7 @@ from ..loop import Loop
 from .backend_gauges import set_gauges
 from .engine_connections import EngineConnections
 from .request_handler import BackendRequestHandler
-from .weight_requests import Answer
+from .weight_calls import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ...wire.sockets import Frame
     from .backend_journal import BackendJournal
     from .backend_records import BackendRecord, WeightsRecord
-    from .weight_requests import EngineAddress
+    from .weight_calls import EngineAddress
 
 BATCH = 256
 """Most requests answered before timers are served."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ...security.keyring import Keyring
     from ..loop import Loop
-    from .weight_requests import EngineAddress, EngineCall
+    from .weight_calls import EngineAddress, EngineCall
 
 BATCH = 256
 """Most replies read from one host before other sockets are served."""

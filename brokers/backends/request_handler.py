@@ -48,7 +48,8 @@ from .backend_probation import Probation
 from .backend_registry import BackendRegistry
 from .engine_starts import EngineStarts
 from .wanted_weights import ModelUpdates
-from .weight_requests import Answer, WeightRequests
+from .weight_calls import Answer
+from .weight_requests import WeightRequests
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from ...wire.sockets import Frame
     from .backend_heap import Affinity
     from .backend_records import BackendRecord, WeightsRecord
-    from .weight_requests import EngineAddress
+    from .weight_calls import EngineAddress
 
 log = logging.getLogger("prorl.backend_broker")
 

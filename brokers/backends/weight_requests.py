@@ -20,10 +20,8 @@ backend's own is an adapter, of which hosts keep earlier versions until nothing 
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -37,13 +35,13 @@ from ...errors import (
     ProrlError,
     RequestTimeout,
     UnknownBackend,
-    UpdateNotBegun,
 )
 from ...metrics.catalog import WEIGHTS_REQUEST_SECONDS
 from ...wire.messages.backends import TAKE_BACK_S, HoldWeights
 from ...wire.messages.base import Done, Refused, new_id
 from ...wire.messages.engines import WeightUpdate
 from .trainer_lease import TrainerLease
+from .weight_calls import Answer, EngineAddress, EngineCall, UnderWay
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,60 +60,6 @@ CATCH_UP_S = 600.0
 REQUESTS_LIMIT = 256
 """Most requests in progress, and most replies of completed requests that are remembered."""
 LIMIT_MOST_S = 7 * 86400.0
-
-
-class Answer(NamedTuple):
-    """A reply, and the envelope that routes it to its client."""
-
-    envelope: Sequence[Frame]
-    reply: AnyBackendReply
-
-
-class EngineAddress(NamedTuple):
-    """Where an engine host listens, and its CURVE key; empty if it has none."""
-
-    endpoint: str
-    curve_key: str
-
-
-class EngineCall(NamedTuple):
-    address: EngineAddress
-    request: WeightUpdate
-
-
-@dataclass(slots=True, eq=False)
-class _UnderWay:
-    request: WeightUpdate
-    envelope: Sequence[Frame] | None
-    """None for a backend's catch-up, which has no client."""
-    since: float
-    until: float
-    outcomes: dict[str, ProrlError | None]
-    """Per backend, the error or None; None means success unless the answer is missing."""
-    digests: dict[str, str] = field(default_factory=dict)
-    """Of an adapter's files, by backend, in the order of the answers."""
-    missing: dict[str, str] = field(default_factory=dict)
-    """Backends whose hosts have not answered, by call id."""
-    failure: ProrlError | None = None
-    """Why a `begin` is being cancelled."""
-
-    def done(self) -> list[str]:
-        return [backend_id for backend_id, error in self.outcomes.items() if error is None]
-
-    def digest(self) -> str:
-        """Return the most frequent digest; empty: there is none."""
-        return next((digest for digest, _ in Counter(self.digests.values()).most_common(1)), "")
-
-    def error(self) -> ProrlError | None:
-        """Return the first error, preferring any other to `UpdateNotBegun`.
-
-        For an `end` that some backends completed, `UpdateNotBegun` of a late backend is ignored: that backend is behind
-        and gets no jobs until it serves the version.
-        """
-        errors = [error for error in self.outcomes.values() if error is not None]
-        if self.request.step == "end" and self.done():
-            errors = [error for error in errors if not isinstance(error, UpdateNotBegun)]
-        return min(errors, key=lambda error: isinstance(error, UpdateNotBegun), default=None)
 
 
 class WeightRequests:
@@ -138,9 +82,9 @@ class WeightRequests:
         """Whether it is known to which versions of adapters jobs are pinned."""
         self._trainers: dict[str, TrainerLease] = {}
         """By model."""
-        self._under_way: dict[WeightUpdate, _UnderWay] = {}
+        self._under_way: dict[WeightUpdate, UnderWay] = {}
         self._ended: dict[WeightUpdate, AnyBackendReply] = {}
-        self._calls: dict[str, tuple[EngineCall, _UnderWay]] = {}
+        self._calls: dict[str, tuple[EngineCall, UnderWay]] = {}
         """Unanswered calls, by request id."""
         self._unsent: list[EngineCall] = []
         self._answers: list[Answer] = []
@@ -185,7 +129,7 @@ class WeightRequests:
             self._drop_unprompted(request.model)
         self._prepare(request, now)
         trainer.begin(request, now)
-        under_way = self._under_way[request] = _UnderWay(request, envelope, now, now + request.timeout_s, {})
+        under_way = self._under_way[request] = UnderWay(request, envelope, now, now + request.timeout_s, {})
         self._ask(under_way)
         if request.step == "remove":
             self._updates.forget(request.model)
@@ -303,11 +247,11 @@ class WeightRequests:
                 update.check_none_but(None)
                 self._registry.set_weight_version(version, None, request.model)
 
-    def _ask(self, under_way: _UnderWay) -> None:
+    def _ask(self, under_way: UnderWay) -> None:
         for backend_id in self._heap.trained(under_way.request.model):
             self._ask_one(under_way, backend_id)
 
-    def _ask_one(self, under_way: _UnderWay, backend_id: str) -> None:
+    def _ask_one(self, under_way: UnderWay, backend_id: str) -> None:
         step = "cancel" if under_way.failure is not None else under_way.request.step
         part = replace(under_way.request, request_id=new_id(), step=step, keep=self._kept(under_way, backend_id))
         if step == "load":
@@ -318,7 +262,7 @@ class WeightRequests:
         self._calls[call.request.request_id] = (call, under_way)
         self._unsent.append(call)
 
-    def _kept(self, under_way: _UnderWay, backend_id: str) -> tuple[int, ...]:
+    def _kept(self, under_way: UnderWay, backend_id: str) -> tuple[int, ...]:
         """Return the versions of a request's adapter that a backend must not unload."""
         request = under_way.request
         if request.step == "remove" and under_way.envelope is not None:
@@ -380,11 +324,11 @@ class WeightRequests:
         unanswered = [one for one in self._under_way.values() if one.request.model == request.model]
         if any(backend.backend_id in one.missing.values() for one in unanswered):
             return False
-        under_way = self._under_way[request] = _UnderWay(request, None, now, now + request.timeout_s, {})
+        under_way = self._under_way[request] = UnderWay(request, None, now, now + request.timeout_s, {})
         self._ask_one(under_way, backend.backend_id)
         return True
 
-    def _caught_up(self, under_way: _UnderWay) -> None:
+    def _caught_up(self, under_way: UnderWay) -> None:
         request = under_way.request
         del self._under_way[request]
         version, model, is_adapter = request.weight_version, request.model, request.model in self._heap.adapters
@@ -408,7 +352,7 @@ class WeightRequests:
         else:
             self._registry.set_weight_version(version, backend_id)
 
-    def _unload_others(self, under_way: _UnderWay, now: float) -> None:
+    def _unload_others(self, under_way: UnderWay, now: float) -> None:
         """Have backends unload a version of an adapter whose files were not those that most others read as it."""
         request, digest = under_way.request, under_way.digest()
         for backend_id in [one for one, found in under_way.digests.items() if found != digest]:
@@ -419,7 +363,7 @@ class WeightRequests:
                 wrong = WeightUpdate(new_id(), "remove", request.weight_version, model=request.model)
                 self._ask_alone(backend, wrong, now)
 
-    def _follow(self, under_way: _UnderWay, now: float) -> None:
+    def _follow(self, under_way: UnderWay, now: float) -> None:
         self._unload_others(under_way, now)
         request, error = under_way.request, under_way.error()
         if under_way.envelope is None:
@@ -453,7 +397,7 @@ class WeightRequests:
             if not isinstance(under_way.outcomes.get(backend_id), InvalidWeights):
                 self._catch_up(backend_id, now)  # the backend came or restarted meanwhile
 
-    def _conclude(self, under_way: _UnderWay) -> None:
+    def _conclude(self, under_way: UnderWay) -> None:
         request, version, done = under_way.request, under_way.request.weight_version, under_way.done()
         match request.step:
             case "end" | "load" if done:
@@ -477,7 +421,7 @@ class WeightRequests:
             self._registry.note_all()
         self._updates.forget_unpublished(request.model)
 
-    def _note_failures(self, under_way: _UnderWay) -> None:
+    def _note_failures(self, under_way: UnderWay) -> None:
         for backend_id, error in under_way.outcomes.items():
             stays = error is not None and backend_id not in under_way.digests  # otherwise it loads other files next
             with suppress(UnknownBackend):

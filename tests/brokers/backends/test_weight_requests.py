@@ -8,7 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from prorl_zmq.brokers.backends.request_handler import BackendRequestHandler
-from prorl_zmq.brokers.backends.weight_requests import REQUESTS_LIMIT, EngineAddress, EngineCall
+from prorl_zmq.brokers.backends.weight_calls import EngineAddress, EngineCall
+from prorl_zmq.brokers.backends.weight_requests import REQUESTS_LIMIT
 from prorl_zmq.errors import FIELDS_LIMIT, InvalidWeights, NotAllowed, ProrlError, UpdateNotBegun
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.backends import (

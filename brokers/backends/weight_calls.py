@@ -1,0 +1,73 @@
+"""Records of weight requests: a request in progress (`UnderWay`), the calls of it to engine hosts, and its answer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from ...errors import UpdateNotBegun
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...errors import ProrlError
+    from ...wire.messages.backends import AnyBackendReply
+    from ...wire.messages.engines import WeightUpdate
+    from ...wire.sockets import Frame
+
+
+class Answer(NamedTuple):
+    """A reply, and the envelope that routes it to its client."""
+
+    envelope: Sequence[Frame]
+    reply: AnyBackendReply
+
+
+class EngineAddress(NamedTuple):
+    """Where an engine host listens, and its CURVE key; empty if it has none."""
+
+    endpoint: str
+    curve_key: str
+
+
+class EngineCall(NamedTuple):
+    address: EngineAddress
+    request: WeightUpdate
+
+
+@dataclass(slots=True, eq=False)
+class UnderWay:
+    """A request in progress."""
+
+    request: WeightUpdate
+    envelope: Sequence[Frame] | None
+    """None for a backend's catch-up, which has no client."""
+    since: float
+    until: float
+    outcomes: dict[str, ProrlError | None]
+    """Per backend, the error or None; None means success unless the answer is missing."""
+    digests: dict[str, str] = field(default_factory=dict)
+    """Of an adapter's files, by backend, in the order of the answers."""
+    missing: dict[str, str] = field(default_factory=dict)
+    """Backends whose hosts have not answered, by call id."""
+    failure: ProrlError | None = None
+    """Why a `begin` is being cancelled."""
+
+    def done(self) -> list[str]:
+        return [backend_id for backend_id, error in self.outcomes.items() if error is None]
+
+    def digest(self) -> str:
+        """Return the most frequent digest; empty: there is none."""
+        return next((digest for digest, _ in Counter(self.digests.values()).most_common(1)), "")
+
+    def error(self) -> ProrlError | None:
+        """Return the first error, preferring any other to `UpdateNotBegun`.
+
+        For an `end` that some backends completed, `UpdateNotBegun` of a late backend is ignored: that backend is behind
+        and gets no jobs until it serves the version.
+        """
+        errors = [error for error in self.outcomes.values() if error is not None]
+        if self.request.step == "end" and self.done():
+            errors = [error for error in errors if not isinstance(error, UpdateNotBegun)]
+        return min(errors, key=lambda error: isinstance(error, UpdateNotBegun), default=None)
