@@ -2,8 +2,10 @@
 
 An adapter is published by its first load, to the backends with adapter slots of one base model. Its jobs go to backends
 that have loaded its wanted version last; a backend that lacks it is asked to load it (see `WeightRequests`), and gets
-its jobs after that only. An engine unloads a version that is neither current nor being loaded, and to which no attempt
-is pinned (see `version_pins`).
+none of its jobs until then. During an update, backends that have loaded the new version get jobs once more than half of
+those asked have read the same files. A backend that read other files than most unloads them, and serves nothing of
+them meanwhile. An engine unloads a version that is neither current nor being loaded, and to which no attempt is pinned
+(see `version_pins`).
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ from .version_pins import VersionPins
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
 
-    from ...errors import ProrlError
     from ...wire.messages.backends import Assign, Backend
     from ...wire.messages.engines import WeightUpdate
     from .backend_member import Member
@@ -36,6 +37,10 @@ class AdapterModels:
         self.bases: dict[str, str] = {}
         """The models that adapters adapt, by the adapters' models."""
         self.pins = VersionPins()
+        self._agreed: dict[str, set[str]] = {}
+        """The backends that have loaded the same files as most in an update in progress, by model."""
+        self._wrong: dict[str, dict[str, set[int]]] = {}
+        """The versions that backends loaded from other files than most, by backend and model."""
         self._left: dict[str, dict[str, tuple[int, ...]]] = {}
         """The versions of removed adapters that backends may still have, by model and backend."""
 
@@ -59,9 +64,16 @@ class AdapterModels:
         adapters = (
             model
             for model, versions in backend.adapters.items()
-            if self.bases.get(model) == backend.name and versions[-1] in self._serving(model)
+            if self.bases.get(model) == backend.name and self._is_served(backend.backend_id, model, versions[-1])
         )
         return (backend.name, *adapters)
+
+    def _is_served(self, backend_id: str, model: str, version: int) -> bool:
+        """Return whether jobs can get the version that a backend loaded last."""
+        if version in self.wrong(backend_id, model):
+            return False
+        is_new = version == self._begun.get(model) and backend_id in self._agreed.get(model, ())
+        return is_new or version == self._wanted.get(model)
 
     def missing(self, backend: Backend) -> dict[str, int]:
         """Return the adapters that a backend should have loaded last, and their versions."""
@@ -70,8 +82,49 @@ class AdapterModels:
         return {
             model: version
             for model, version in self.published().items()
-            if self.bases[model] == backend.name and backend.adapters.get(model, ())[-1:] != (version,)
+            if self.bases[model] == backend.name
+            and (backend.adapters.get(model, ())[-1:] != (version,) or version in self.wrong(backend.backend_id, model))
         }
+
+    def forget(self, model: str) -> None:
+        self.bases.pop(model, None)
+        self._agreed.pop(model, None)
+
+    def update_begins(self, model: str) -> None:
+        """Forget which backends agreed in an earlier update."""
+        self._agreed.pop(model, None)
+
+    def agree(self, model: str, backends: set[str]) -> set[str]:
+        """Record which backends have read the same files as most in a model's update; return those that are new."""
+        known = self._agreed.setdefault(model, set())
+        new = backends - known
+        known |= new
+        return new
+
+    def wrong(self, backend_id: str, model: str) -> set[int]:
+        """Return the versions that a backend loaded from other files than most, until it has unloaded them."""
+        return self._wrong.get(backend_id, {}).get(model, set())
+
+    def note_wrong(self, backend_id: str, model: str, version: int) -> None:
+        self._wrong.setdefault(backend_id, {}).setdefault(model, set()).add(version)
+
+    def to_unload(self, backend: Backend) -> list[str]:
+        """Return the models of which a backend must unload wrong versions."""
+        return list(self._wrong.get(backend.backend_id, ()))
+
+    def registered(self, backend: Backend) -> None:
+        """Forget the wrong versions that a backend no longer has."""
+        for model in self.to_unload(backend):
+            self._forget_wrong(backend.backend_id, model, backend.adapters.get(model, ()))
+
+    def _forget_wrong(self, backend_id: str, model: str, loaded: Iterable[int]) -> None:
+        wrong = self._wrong.get(backend_id, {})
+        if model in wrong:
+            wrong[model].intersection_update(loaded)
+            if not wrong[model]:
+                del wrong[model]
+            if not wrong:
+                del self._wrong[backend_id]
 
     def problems(self, member: Member) -> dict[str, str]:
         """Return why a backend gets no jobs of adapters of its model, by the adapters' models."""
@@ -93,9 +146,10 @@ class AdapterModels:
         if loaded:
             self._left[model] = loaded
 
-    def answered(self, request: WeightUpdate, backend_id: str, error: ProrlError | None) -> None:
-        """Note that a backend has done a step: of an adapter it then has only what is needed."""
-        if error is None and request.model in self._left:
+    def answered(self, request: WeightUpdate, backend_id: str) -> None:
+        """Record that a backend completed a step; it has then unloaded all unneeded versions."""
+        self._forget_wrong(backend_id, request.model, request.keep)
+        if request.model in self._left:
             self._left[request.model].pop(backend_id, None)
 
     def _check_left(self, model: str, version: int) -> None:
@@ -151,26 +205,27 @@ class AdapterModels:
         self._check_left(model, request.weight_version)
         return base
 
+    def having(self, members: Iterable[Member], request: Assign, offers: Container[str], *, anyhow: bool) -> str | None:
+        """Return the least loaded backend with the version of an adapter to which a job is pinned.
 
-def having(members: Iterable[Member], request: Assign, offers: Container[str], *, anyhow: bool) -> str | None:
-    """Return the least loaded backend with the version of an adapter to which a job is pinned.
-
-    It is ready, if possible another one than the left one; or it is on probation and offered, or, with `anyhow`, not
-    offered.
-    """
-    found: dict[tuple[int, float], str] = {}
-    for member in members:
-        backend = member.backend
-        if request.pinned not in backend.adapters.get(request.model, ()):
-            continue
-        is_left = backend.backend_id == request.leaving
-        if member.state == "ready":
-            rank = 2 if is_left else 0
-        elif member.state == "probation" and backend.backend_id in offers and not is_left:
-            rank = 1
-        elif member.state == "probation" and anyhow:
-            rank = 3
-        else:
-            continue
-        found[rank, len(member.jobs) / backend.weight] = backend.backend_id
-    return found[min(found)] if found else None
+        It is ready, if possible another one than the left one; or it is on probation and offered, or, with `anyhow`,
+        not offered.
+        """
+        found: dict[tuple[int, float], str] = {}
+        for member in members:
+            backend = member.backend
+            if request.pinned not in backend.adapters.get(request.model, ()):
+                continue
+            if request.pinned in self.wrong(backend.backend_id, request.model):
+                continue
+            is_left = backend.backend_id == request.leaving
+            if member.state == "ready":
+                rank = 2 if is_left else 0
+            elif member.state == "probation" and backend.backend_id in offers and not is_left:
+                rank = 1
+            elif member.state == "probation" and anyhow:
+                rank = 3
+            else:
+                continue
+            found[rank, len(member.jobs) / backend.weight] = backend.backend_id
+        return found[min(found)] if found else None

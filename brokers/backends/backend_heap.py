@@ -30,7 +30,7 @@ import msgspec
 from ...errors import DuplicateBackend, UnknownBackend
 from ...wire.messages.backends import BackendStatus, assignment_digest
 from ...wire.messages.base import POLICY, holder
-from .adapter_models import AdapterModels, having
+from .adapter_models import AdapterModels
 from .backend_member import Assignment, Member, Owned
 from .backend_ranking import BackendRanking
 from .group_memory import GroupMemory
@@ -192,7 +192,7 @@ class BackendHeap:
         if base is not None:
             self.adapters.bases[model] = base
             return
-        self.adapters.bases.pop(model, None)
+        self.adapters.forget(model)
         self._wanted.pop(model, None)
         self._begun.pop(model, None)
         self._serve_adapters()
@@ -209,6 +209,11 @@ class BackendHeap:
         notes.pop(model, None)
         if note:
             notes[model] = note
+
+    def serve(self, backend_ids: Iterable[str]) -> None:
+        """Set which models backends serve, after `adapters` changed for them; unknown ones are ignored."""
+        for backend_id in self._members.keys() & backend_ids:
+            self._serve(self._members[backend_id])
 
     def _serve(self, member: Member) -> None:
         """Set which models a backend serves."""
@@ -282,7 +287,7 @@ class BackendHeap:
         if pinned is not None or pins.by_job:
             pins.add(request.owner, holder_id, request.attempt, pinned)
         if pinned is not None:
-            backend_id = having(self._members.values(), request, self._offers, anyhow=anyhow)
+            backend_id = self.adapters.having(self._members.values(), request, self._offers, anyhow=anyhow)
         else:
             backend_id = self._choose(request, held) or (self._least_bad(request.model) if anyhow else None)
         if backend_id is None:

@@ -23,7 +23,7 @@ from ...wire.sockets import check_endpoint
 from .backend_records import BackendRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from ...wire.messages.backends import AddBackend, Backend, BackendAlive, BackendStatus
     from .backend_heap import BackendHeap
@@ -80,6 +80,7 @@ class BackendRegistry:
             known = 0 if is_new else self._heap.known_version(backend_id)
         # A host reports what its process was started with; other clients state what is wanted.
         self._heap.add(backend, needed_version=known if request.heartbeats else 0)
+        self._heap.adapters.registered(backend)
         for gone in (self._lost, self._dismissed):
             gone.pop(backend_id, None)
         self._changed[backend_id] = None
@@ -162,6 +163,14 @@ class BackendRegistry:
         adapters = self._heap.member(backend_id).backend.adapters
         earlier = tuple(one for one in adapters.get(model, ()) if one != version)
         self._heap.set_adapters(backend_id, {**adapters, model: (*earlier, version)})
+        self._changed[backend_id] = None
+
+    def adapter_unloaded(self, backend_id: str, model: str, kept: Collection[int]) -> None:
+        """Record that a backend has unloaded an adapter's other versions, before its next heartbeat reports it."""
+        adapters = dict(self._heap.member(backend_id).backend.adapters)
+        if left := tuple(one for one in adapters.pop(model, ()) if one in kept):
+            adapters[model] = left
+        self._heap.set_adapters(backend_id, adapters)
         self._changed[backend_id] = None
 
     def loaded(self, model: str) -> dict[str, tuple[int, ...]]:

@@ -58,8 +58,14 @@ class UnderWay:
         return [backend_id for backend_id, error in self.outcomes.items() if error is None]
 
     def digest(self) -> str:
-        """Return the most frequent digest; empty: there is none."""
+        """Return the digest that most hosts answered with; in a tie, the one that came first; empty: there is none."""
         return next((digest for digest, _ in Counter(self.digests.values()).most_common(1)), "")
+
+    def agreed(self) -> set[str]:
+        """Return the backends whose digest is that of more than half of all that were asked."""
+        digest = self.digest()
+        same = {backend_id for backend_id, found in self.digests.items() if found == digest}
+        return same if 2 * len(same) > len(self.outcomes) else set()
 
     def error(self) -> ProrlError | None:
         """Return the first error, preferring any other to `UpdateNotBegun`.

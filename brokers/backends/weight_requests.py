@@ -126,6 +126,7 @@ class WeightRequests:
         trainer.check(request, now)
         if base and request.step == "load":
             self._heap.set_base(request.model, base)
+            self._heap.adapters.update_begins(request.model)
             self._drop_unprompted(request.model)
         self._prepare(request, now)
         trainer.begin(request, now)
@@ -141,18 +142,27 @@ class WeightRequests:
     def engine_answered(self, request_id: str, error: ProrlError | None, now: float, digest: str = "") -> None:
         known = self._calls.pop(request_id, None)
         if known is not None:
-            _, under_way = known
+            call, under_way = known
             backend_id = under_way.missing.pop(request_id)
-            self._heap.adapters.answered(under_way.request, backend_id, error)
             model = under_way.request.model
+            if error is None:
+                self._did(call.request, backend_id)
             if isinstance(error, InvalidWeights) and model in self._heap.adapters.unpublished():
                 words = f"{error.message}. (No backend has the name {model!r}, so it is that of a new adapter.)"
                 error = InvalidWeights(words, **error.fields)
             under_way.outcomes[backend_id] = _named(error, backend_id) if error is not None else None
-            if digest:
+            if digest and model in self._heap.adapters:
                 under_way.digests[backend_id] = digest
+                self._heap.serve(self._heap.adapters.agree(model, under_way.agreed()))
             if not under_way.missing:
                 self._follow(under_way, now)
+
+    def _did(self, request: WeightUpdate, backend_id: str) -> None:
+        """Record what a backend's adapters are after it completed a step."""
+        self._heap.adapters.answered(request, backend_id)
+        if request.step == "remove":
+            with suppress(UnknownBackend):  # the backend has left meanwhile
+                self._registry.adapter_unloaded(backend_id, request.model, request.keep)
 
     def unreachable(self, address: EngineAddress, error: ProrlError, now: float) -> None:
         """Fail all calls to an address to which no connection is possible."""
@@ -267,9 +277,8 @@ class WeightRequests:
         request = under_way.request
         if request.step == "remove" and under_way.envelope is not None:
             return ()
-        if request.step == "remove" and request.weight_version:  # see `_unload_others`
-            return tuple(sorted(self._heap.adapters.needed(request.model) - {request.weight_version}))
-        return tuple(sorted(self._needed(self._heap.member(backend_id).backend, request.model)))
+        needed = self._needed(self._heap.member(backend_id).backend, request.model)
+        return tuple(sorted(needed - self._heap.adapters.wrong(backend_id, request.model)))
 
     def _needed(self, backend: Backend, model: str) -> set[int]:
         """Return the versions of an adapter that a backend must keep: its last one at least, which its jobs have."""
@@ -290,10 +299,13 @@ class WeightRequests:
     def _catch_up_adapters(self, backend_id: str, now: float) -> None:
         """Ask a backend to load adapters once it has the weights that they adapt, and to unload unneeded versions."""
         member = self._heap.member(backend_id)
-        backend = member.backend
+        backend, adapters = member.backend, self._heap.adapters
+        for model in adapters.to_unload(backend):  # before it can load the right files
+            wrong = max(adapters.wrong(backend_id, model))
+            self._ask_alone(backend, WeightUpdate(new_id(), "remove", wrong, model=model), now)
         if not member.needed_version and member.awaited is None:
-            for model, version in self._heap.adapters.missing(backend).items():
-                if model not in member.adapter_notes:
+            for model, version in adapters.missing(backend).items():
+                if model not in member.adapter_notes and not adapters.wrong(backend_id, model):
                     self._load(backend, model, version, now)
         for model, versions in backend.adapters.items():
             if not self._needed(backend, model).issuperset(versions):
@@ -353,15 +365,15 @@ class WeightRequests:
             self._registry.set_weight_version(version, backend_id)
 
     def _unload_others(self, under_way: UnderWay, now: float) -> None:
-        """Have backends unload a version of an adapter whose files were not those that most others read as it."""
+        """Have backends unload a version of an adapter whose digest differs from the majority's."""
         request, digest = under_way.request, under_way.digest()
         for backend_id in [one for one, found in under_way.digests.items() if found != digest]:
             message = f"its host read other files in {request.path} than other hosts, and reads them again"
             under_way.outcomes[backend_id] = _named(EngineFailed(message), backend_id)
             with suppress(UnknownBackend):  # the backend has left meanwhile
-                backend = self._heap.member(backend_id).backend
-                wrong = WeightUpdate(new_id(), "remove", request.weight_version, model=request.model)
-                self._ask_alone(backend, wrong, now)
+                self._heap.adapters.note_wrong(backend_id, request.model, request.weight_version)
+                self._heap.serve([backend_id])
+                self._catch_up_adapters(backend_id, now)
 
     def _follow(self, under_way: UnderWay, now: float) -> None:
         self._unload_others(under_way, now)
