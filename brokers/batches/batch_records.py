@@ -16,12 +16,14 @@ from .group_filters import Verdict
 from .rollout_group import RolloutGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ...wire.messages.batches import BatchClosed, BatchOptions, BatchReport, BatchState
     from .group_filters import KeepPolicy
     from .rollout_group import Rollout
 
+    AsksFor = Callable[[Any, Sequence[str]], bool]
+    """Whether a prompt's jobs ask for these records."""
 
 CLOSED_LIMIT = 4
 """Most replies stored per session; its clients close no more batches at one time."""
@@ -201,9 +203,20 @@ class BatchRecord:
         self.taken_running += len(group.running)
         self.stats.adopted += len(group.running) + len(group.rollouts)
 
-    def take_prompts(self, record: SessionRecord) -> None:
-        if self.state == "open" and self.options.adopt:
-            self.prompts.extendleft(reversed(record.prompts.pop(self.model, ())))
+    def take_prompts(self, record: SessionRecord, asks: AsksFor) -> None:
+        """Take over the session's unused prompts whose jobs ask for the records that the batch's rollouts must have."""
+        if self.state != "open" or not self.options.adopt:
+            return
+        fitting: list[Any] = []
+        others: deque[Any] = deque()
+        for prompt in record.prompts.pop(self.model, ()):
+            (fitting if self.may_take(prompt, asks) else others).append(prompt)
+        self.prompts.extendleft(reversed(fitting))
+        if others:
+            record.prompts[self.model] = others
+
+    def may_take(self, prompt: Any, asks: AsksFor) -> bool:
+        return not self.options.complete or asks(prompt, self.options.complete)
 
     def leave_prompts(self, record: SessionRecord, fresh: list[Any], name_of: Callable[[Any], str]) -> list[Any]:
         """Return unused prompts to the session for its next batch, those of begun groups first.
@@ -220,9 +233,12 @@ class BatchRecord:
         record.prompts[self.model].extendleft(reversed(unused))
         return []
 
-    def fitting(self, carried: Iterable[RolloutGroup]) -> list[RolloutGroup]:
+    def fitting(self, carried: Iterable[RolloutGroup], asks: AsksFor) -> list[RolloutGroup]:
+        if not self.options.adopt:
+            return []
         kind = self.options.group_size, self.model
-        return [group for group in carried if self.options.adopt and (group.size, group.model) == kind]
+        of_kind = (group for group in carried if (group.size, group.model) == kind)
+        return [group for group in of_kind if self.may_take(group.prompt, asks)]
 
     def open_group(self, prompt: Any, number: int) -> RolloutGroup:
         self.opened += 1

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ...wire.messages.batches import BatchClosed
-    from .batch_records import BatchRecord, RememberedBatch, SessionRecord
+    from .batch_records import AsksFor, BatchRecord, RememberedBatch, SessionRecord
 
 REMEMBERED_LIMIT = 256
 """Most closed batches remembered."""
@@ -24,7 +24,8 @@ MATCHES = 4
 
 
 class BatchRegistry:
-    def __init__(self) -> None:
+    def __init__(self, asks: AsksFor) -> None:
+        self.asks = asks
         self.sessions: dict[str, SessionRecord] = {}
         """By name, including sessions that only carry groups."""
         self.batches: dict[str, BatchRecord] = {}
@@ -52,7 +53,7 @@ class BatchRegistry:
             record = self.sessions[batch.session]
             self.batches[batch.batch_id] = batch
             record.batches.add(batch.batch_id)
-            batch.take_prompts(record)
+            batch.take_prompts(record, self.asks)
 
     def find(self, batch_id: str) -> BatchRecord | None:
         return self.batches.get(batch_id)

@@ -8,7 +8,8 @@ becomes a group of `group_size` jobs.
 - **Early termination**: once `target_groups` are kept, the batch is met and no longer needs its other groups.
 - **Carry-over**: the session's next batch of that group size continues them: finished rollouts, and with
   `carry="running"` running jobs too. Carried groups are the oldest, so long ones are late but never left out. With
-  `carry="nothing"` only the prompt is carried (see `BatchRecord.leave_prompts`).
+  `carry="nothing"` only the prompt is carried (see `BatchRecord.leave_prompts`). What does not ask for the records of
+  `complete` stays in the session.
 - **Staleness**: rollouts with tokens older than `max_staleness` weight versions of their model are dropped and
   replaced. If they were too old when they began, their engine never had the announced weights: a failure.
 - **Failures**: a job without a reward, or without a record of `complete`, is replaced, up to `max_replacements` per
@@ -26,8 +27,7 @@ Of several batches, the one with the fewest jobs in flight for its weight launch
     close                          Cancel or carry its jobs; forgotten     forgotten; groups not fetched are carried
     lease over                     Cancel, Discard; its session forgotten  its session forgotten
 
-`take_changes` returns changes for the journal, and `restore` reads them back into a new sampler. The sampler does not
-know where rollouts are stored or what a prompt contains.
+`take_changes` and `restore` serve the journal. The sampler does not read what rollouts and prompts contain.
 """
 
 from __future__ import annotations
@@ -52,26 +52,26 @@ from .batch_records import (
 )
 from .batch_registry import BatchRegistry
 from .batch_stats import DiscardReason, described_failures
-from .group_filters import Verdict
+from .group_filters import Verdict, failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from ...wire.messages.batches import BatchClosed, BatchOptions, BatchState
-    from .batch_records import SamplerAction
+    from .batch_records import AsksFor, SamplerAction
     from .group_filters import KeepPolicy
     from .rollout_group import Rollout, RolloutGroup
-
-PROBLEM_LIMIT = 500
-"""Most characters of a policy's error message."""
 
 
 class BatchSampler:
     def __init__(
-        self, name_of: Callable[[Any], str] = str, worked_s: Callable[[str, float], float] = lambda _, __: 0.0
+        self,
+        name_of: Callable[[Any], str] = str,
+        worked_s: Callable[[str, float], float] = lambda _, __: 0.0,
+        asks: AsksFor = lambda _, __: True,
     ) -> None:
         self._name_of, self._worked_s = name_of, worked_s
-        self.registry = BatchRegistry()
+        self.registry = BatchRegistry(asks)
         self._sessions, self._batches = self.registry.sessions, self.registry.batches
         self._owners: dict[str, RolloutGroup] = {}
         """The group of each running job."""
@@ -320,8 +320,8 @@ class BatchSampler:
         self._actions.append(Launch(group.group_id, job_id, group.prompt, batch.session))
 
     def _adopt_carried(self, batch: BatchRecord, record: SessionRecord) -> None:
-        batch.take_prompts(record)
-        for group in batch.fitting(record.carried.values()):
+        batch.take_prompts(record, self.registry.asks)
+        for group in batch.fitting(record.carried.values(), self.registry.asks):
             if batch.state == "open":
                 del record.carried[group.group_id]
                 self._adopt(batch, group)
@@ -340,7 +340,7 @@ class BatchSampler:
         try:
             verdict = batch.group_filter.verdict(group.rewards, group.size, group.role_rewards)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a policy is a user's code
-            self._end(batch, "failed", f"the keep policy failed: {type(error).__name__}: {str(error)[:PROBLEM_LIMIT]}")
+            self._end(batch, "failed", failure_of(error))
             return
         if verdict != group.verdict:
             group.verdict = verdict

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 ENTRY_POINTS = "prorl_zmq.keep_policies"
 """Entry-point group of users' policies: functions from a group's rewards to bool, which block the rollout broker."""
+PROBLEM_LIMIT = 500
+"""Most characters of a policy's error message."""
 SAME = 1e-9
 """Rewards that differ by at most this much are equal."""
 
@@ -158,3 +160,8 @@ def keep_policy(chosen: GroupFilter) -> KeepPolicy:
 
 
 BUILT_IN: dict[str, KeepPolicy] = {"all": KeepAll(), "informative": KeepInformative()}
+
+
+def failure_of(error: BaseException) -> str:
+    """Return what a batch says of an error that its policy raised."""
+    return f"the keep policy failed: {type(error).__name__}: {str(error)[:PROBLEM_LIMIT]}"

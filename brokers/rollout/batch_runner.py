@@ -64,7 +64,11 @@ class BatchRunner:
         self._jobs = jobs
         self._catalog = catalog
         self._job_limit_bytes = job_limit_bytes
-        self._sampler = BatchSampler(lambda prompt: prompt.job.job_id, jobs.table.worked_s)
+        self._sampler = BatchSampler(
+            lambda prompt: prompt.job.job_id,
+            jobs.table.worked_s,
+            lambda prompt, records: not _unasked(prompt.job, records),
+        )
         self._batches = self._sampler.registry
         self._prompts = 0
         self._launch_at = 0.0
@@ -156,8 +160,7 @@ class BatchRunner:
                     job_id=job.job_id,
                     field="model",
                 )
-            asked = {*Recorded.parse(job.record).names, *((TEACHER,) if job.teacher else ())}
-            if unasked := [name for name in batch.options.complete if name not in asked]:
+            if unasked := _unasked(job, batch.options.complete):
                 raise InvalidJob(
                     f"job {job.job_id} does not ask for the record {unasked[0]}, which the batch's rollouts must have: "
                     "name it in the job's record or teacher, or leave it out of complete",
@@ -442,6 +445,12 @@ class BatchRunner:
             buffer = block.buffer if isinstance(block, zmq.Frame) else block
             oldest = oldest_version(buffer, result)
         return oldest if oldest >= 0 else version
+
+
+def _unasked(job: Job, records: Sequence[str]) -> list[str]:
+    """Return which of these records a job does not ask for."""
+    asked = {*Recorded.parse(job.record).names, *((TEACHER,) if job.teacher else ())}
+    return [name for name in records if name not in asked]
 
 
 def _others(parts: Sequence[ConversationPart]) -> tuple[tuple[str, int], ...]:

@@ -382,6 +382,44 @@ def test_carried_rollouts_without_a_record_of_the_next_batch_are_replaced(traine
     assert kinds(trainer.complete(0.0, records=("experts",)))[0] == "Deliver"
 
 
+def asks(prompt: str, records: Sequence[str]) -> bool:
+    """Whether a prompt such as `p+experts` asks for these records."""
+    return {*records}.issubset(prompt.split("+")[1:])
+
+
+def test_a_batch_takes_over_no_group_or_prompt_that_does_not_ask_for_its_records(trainer: Trainer) -> None:
+    trainer.sampler = BatchSampler(asks=asks)
+    batch = trainer.open(target=2)
+    trainer.feed(batch, "p", "q+experts", "r", "s+experts+teacher")
+    assert trainer.launch(4) == ["p", "p", "q+experts", "q+experts"]
+    trainer.note(trainer.sampler.close(batch, 0.0))
+    needs = trainer.open(complete=("experts",))
+    record = trainer.sampler.registry.batch(needs)
+    assert [group.prompt for group in record.groups.values()] == ["q+experts"]
+    assert list(record.prompts) == ["s+experts+teacher"]
+    before = len(trainer.actions)
+    trainer.complete(0.0, 1.0)
+    assert trainer.actions[before:] == [], "the rollouts of p are carried, neither lost nor repeated"
+    assert record.status().failed == 0
+    trainer.note(trainer.sampler.close(needs, 0.0))
+    takes_all = trainer.sampler.registry.batch(trainer.open(target=9))
+    assert [group.prompt for group in takes_all.ready.values()] == ["p"]
+    assert sorted(takes_all.prompts) == ["r", "s+experts+teacher"]
+
+
+def test_a_restored_batch_takes_no_prompt_that_does_not_ask_for_its_records(trainer: Trainer) -> None:
+    trainer.sampler = BatchSampler(asks=asks)
+    first = trainer.open()
+    trainer.feed(first, "p", "q+experts")
+    trainer.note(trainer.sampler.close(first, 0.0))
+    second = trainer.open(complete=("experts",))
+    before = trainer.sampler.registry
+    again = BatchSampler(asks=asks)
+    again.restore(before.sessions.values(), before.batches.values(), [], {}, 0.0)
+    assert list(again.registry.batch(second).prompts) == ["q+experts"]
+    assert list(again.registry.sessions["s"].prompts["policy"]) == ["p"]
+
+
 def test_a_job_that_fails_is_replaced_up_to_a_limit(trainer: Trainer) -> None:
     batch = trainer.open(max_replacements=2)
     trainer.feed(batch, "p", last=True)
