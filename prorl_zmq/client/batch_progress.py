@@ -6,6 +6,7 @@ lost arrives a second time and is recognised by its id. Drawn prompts that were 
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from ..errors import ProrlError
     from ..wire.messages.batches import BatchStatus
     from .delivery import Delivery
+
+log = logging.getLogger("prorl.client")
 
 FEED_LIMIT = 512
 """Most prompts of one request."""
@@ -213,6 +216,11 @@ class BatchProgress:
         )
 
     def receive(self, request: NextGroup, delivery: Delivery) -> Group | None:
+        """Return the group of a reply; None: it has none, or one that was returned before or cannot be read.
+
+        A group with an unreadable trajectory is acknowledged all the same: it would never become readable, and its NaN
+        reward would spoil the advantages of the others.
+        """
         reply = delivery.reply
         acknowledged = set(request.acknowledge)
         self._handed_over = [group_id for group_id in self._handed_over if group_id not in acknowledged]
@@ -227,6 +235,9 @@ class BatchProgress:
         if group.group_id in self._seen:
             return None
         self._seen.add(group.group_id)
+        if unread := [one.job_id for one in group.trajectories if one.reward is None]:
+            log.error("group %s is lost: the trajectories of its jobs %s cannot be read", group.group_id, unread)
+            return None
         return group
 
     def close_request(self) -> CloseBatch:

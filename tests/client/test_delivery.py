@@ -154,6 +154,15 @@ def test_a_trajectory_that_cannot_be_read_does_not_keep_others_away() -> None:
     assert state.request(2, 0.0).acknowledge == ("a", "b")
 
 
+def test_a_group_with_a_trajectory_that_cannot_be_read_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    progress = BatchProgress("s", "b", BatchOptions(target_groups=2, group_size=2), 4096)
+    wrong = msgspec.structs.replace(result("b", 8), segments=(9,))
+    unread = given(result("a", 8), block(1), wrong, block(2), rollouts=2)
+    assert progress.receive(progress.group_request(0.0), unread) is None
+    assert "group g is lost: the trajectories of its jobs ['b'] cannot be read" in caplog.text
+    assert give(progress, "h") == ("h", ("g",)), "it is acknowledged, since it would never become readable"
+
+
 def test_a_reply_that_lacks_a_frame_or_is_another_ones_is_refused() -> None:
     with pytest.raises(MalformedMessage, match="the trajectory of job a is missing from the reply"):
         collected(result("a", 8))
