@@ -41,8 +41,8 @@ class AdapterModels:
         """The backends that have loaded the same files as most in an update in progress, by model."""
         self._wrong: dict[str, dict[str, set[int]]] = {}
         """The versions that backends loaded from other files than most, by backend and model."""
-        self._left: dict[str, dict[str, tuple[int, ...]]] = {}
-        """The versions of removed adapters that backends may still have, by model and backend."""
+        self._left: dict[str, set[str]] = {}
+        """Backends that had an earlier adapter of the same name when a model was first loaded, by model."""
 
     def __contains__(self, model: str) -> bool:
         return model in self.bases
@@ -89,9 +89,20 @@ class AdapterModels:
     def forget(self, model: str) -> None:
         self.bases.pop(model, None)
         self._agreed.pop(model, None)
+        self._left.pop(model, None)
 
-    def update_begins(self, model: str) -> None:
-        """Forget which backends agreed in an earlier update."""
+    def update_begins(self, model: str, base: str, loaded: Iterable[str]) -> None:
+        """Record an adapter's base, and forget which backends agreed in an earlier update.
+
+        Args:
+            model: the adapter.
+            base: the model that it adapts.
+            loaded: backends that have, or had when they fell silent, versions of it: of an earlier adapter of this name
+                if it is the first load.
+        """
+        if model not in self.bases:
+            self._left[model] = set(loaded)
+        self.bases[model] = base
         self._agreed.pop(model, None)
 
     def agree(self, model: str, backends: set[str]) -> set[str]:
@@ -141,33 +152,36 @@ class AdapterModels:
     def _serving(self, model: str) -> set[int]:
         return {one[model] for one in (self._wanted, self._begun) if model in one and model in self.bases}
 
-    def removed(self, model: str, loaded: dict[str, tuple[int, ...]]) -> None:
-        """Note which versions of a removed adapter backends have, until these answer that they have unloaded them."""
-        if loaded:
-            self._left[model] = loaded
-
     def answered(self, request: WeightUpdate, backend_id: str) -> None:
         """Record that a backend completed a step; it has then unloaded all unneeded versions."""
         self._forget_wrong(backend_id, request.model, request.keep)
         if request.model in self._left:
-            self._left[request.model].pop(backend_id, None)
+            self._left[request.model].discard(backend_id)
 
-    def _check_left(self, model: str, version: int) -> None:
-        for backend_id, versions in self._left.get(model, {}).items():
-            if version in versions:
+    def _check_left(self, model: str, version: int, loaded: Mapping[str, tuple[int, ...]]) -> None:
+        left: Container[str] = self._left.get(model, ()) if model in self.bases else loaded
+        for backend_id, versions in loaded.items():
+            if backend_id in left and version in versions:
                 raise EngineFailed(
-                    f"backend {backend_id} may still have version {version} of the adapter {model} that was removed: "
-                    "publish these weights as another version, or wait until the backend has unloaded it",
+                    f"backend {backend_id} may still have version {version} of an earlier adapter {model}: start that "
+                    f"engine, remove it (`prorl backends remove {backend_id}`), or publish another version",
                     backend=backend_id,
                 )
 
-    def find_base(self, request: WeightUpdate, backends: Iterable[Backend], own: set[str]) -> str:
+    def find_base(
+        self,
+        request: WeightUpdate,
+        backends: Iterable[Backend],
+        own: set[str],
+        loaded: Mapping[str, tuple[int, ...]],
+    ) -> str:
         """Return the base of the adapter that a request is about.
 
         Args:
             request: its model is no backend's own.
             backends: all backends.
             own: the models that are backends' own.
+            loaded: the versions of the adapter that backends have, or had when they fell silent, by backend.
 
         Raises:
             NoBackend: no backend takes the adapter, or several bases could be meant.
@@ -202,7 +216,7 @@ class AdapterModels:
             others = f"those of {', '.join(bases)} do" if bases else "none does"
             may_come = base in own and all(one.name != base for one in backends)
             raise NoBackend(f"no backend of the model {base} takes adapters; {others}", final=not may_come)
-        self._check_left(model, request.weight_version)
+        self._check_left(model, request.weight_version, loaded)
         return base
 
     def having(self, members: Iterable[Member], request: Assign, offers: Container[str], *, anyhow: bool) -> str | None:

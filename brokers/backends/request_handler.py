@@ -257,10 +257,6 @@ class BackendRequestHandler:
             jobs = self.heap.in_flight()[model] + self.waiting_by_model().get(model, 0)
             if jobs:
                 raise ModelInUse(f"{jobs} jobs use the model {model}; cancel them, or wait", model=model, jobs=jobs)
-            loaded = self._registry.loaded(model)
-            reply = self.weights.handle(envelope, request, now)
-            self.heap.adapters.removed(model, loaded)
-            return reply
         return self.weights.handle(envelope, request, now)
 
     def _described(self, status: BackendStatus, now: float) -> BackendStatus:

@@ -125,8 +125,7 @@ class WeightRequests:
         trainer = self._trainer(request.model)
         trainer.check(request, now)
         if base and request.step == "load":
-            self._heap.set_base(request.model, base)
-            self._heap.adapters.update_begins(request.model)
+            self._heap.adapters.update_begins(request.model, base, self._registry.loaded(request.model))
             self._drop_unprompted(request.model)
         self._prepare(request, now)
         trainer.begin(request, now)
@@ -233,7 +232,8 @@ class WeightRequests:
         """Check that a request has backends; return the base if it is about an adapter, else an empty text."""
         model, own = request.model, self._heap.models() | self._starts.models() | self._registry.lost_models()
         if model in self._heap.adapters or model not in own:
-            return self._heap.adapters.find_base(request, self._heap.backends(), own)
+            loaded = self._registry.loaded(model)
+            return self._heap.adapters.find_base(request, self._heap.backends(), own, loaded)
         if request.base or request.step == "remove":
             advice = "`prorl backends remove ID` removes one" if not request.base else "give the adapter another name"
             raise MalformedMessage(f"{model} is a model of backends, not an adapter; {advice}", field="$.model")

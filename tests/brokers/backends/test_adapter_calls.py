@@ -9,10 +9,11 @@ from msgspec.structs import replace
 
 from prorl_zmq.errors import EngineFailed, MalformedMessage
 from prorl_zmq.wire import codec
-from prorl_zmq.wire.messages.backends import AddBackend, Assign, BackendAlive
+from prorl_zmq.wire.messages.backends import AddBackend, Assign, BackendAlive, RemoveBackend
+from prorl_zmq.wire.messages.base import Done
 from prorl_zmq.wire.messages.engines import WeightUpdate
 
-from .test_adapters import Host, Service, digest_of
+from .test_adapters import LEASE_S, Host, Service, digest_of
 
 if TYPE_CHECKING:
     from prorl_zmq.brokers.backends.weight_calls import EngineCall
@@ -127,6 +128,46 @@ def test_a_host_with_other_files_gets_no_jobs_when_it_registers_again() -> None:
     service.register(stale)
     service.pass_time(2)
     assert (stale.adapters, models_of(service, "stale")) == ({"a": (2,)}, ("policy", "a"))
+
+
+def removed_while_silent() -> tuple[Service, Host]:
+    """Return a service whose model `a` was removed while a host with it was silent, and that host."""
+    x, y = Host("x"), Host("y")
+    service = Service(x, y)
+    service.publish("a", 1)
+    del service.hosts["y"]
+    service.pass_time(LEASE_S + 1)
+    assert service.ask(WeightUpdate("remove", "remove", 0, model="a")) == Done("remove")
+    refused = service.publish("a", 1)
+    assert refused.error.fields == {"backend": "y"}
+    assert "remove it (`prorl backends remove y`), or publish another version" in refused.error.message
+    return service, y
+
+
+def test_a_removed_version_is_free_once_its_backend_comes_back_without_it() -> None:
+    service, y = removed_while_silent()
+    y.backend = replace(y.backend, adapters={})
+    service.register(y)
+    assert service.publish("a", 1) == Done(f"load-a-1--{service.now}")
+
+
+def test_a_removed_version_is_free_once_its_backend_is_removed() -> None:
+    service, _ = removed_while_silent()
+    assert service.ask(RemoveBackend("remove-y", "y")) == Done("remove-y")
+    assert service.publish("a", 1) == Done(f"load-a-1--{service.now}")
+
+
+def test_a_restarted_broker_knows_which_silent_backend_has_a_removed_version() -> None:
+    service, y = removed_while_silent()
+    records, weights = service.handler.take_changes(), service.handler.take_weights()
+    again = Service()
+    again.hosts = service.hosts
+    again.handler.restore([one for one in records.values() if one], again.now, weights=weights or ())
+    assert again.publish("a", 1).error.fields == {"backend": "y"}
+    assert again.publish("a", 2) == Done(f"load-a-2--{again.now}")
+    assert again.publish("a", 1).error.fields == {"backend": "y"}, "it may return with it"
+    again.register(y)
+    assert y.adapters["a"][-1] == 2
 
 
 def test_an_announced_adapter_has_a_version() -> None:
