@@ -157,6 +157,29 @@ def test_a_version_stays_until_its_last_generation_ends(
     in_world(test)
 
 
+def test_without_the_current_version_the_one_before_is_current(in_world: InWorld, tmp_path: Path) -> None:
+    async def test(world: Any) -> None:
+        client, beats = world.raw(), world.broker.requests
+        await load(client, tmp_path, 7)
+        path = str(saved(tmp_path / "given", b"two"))
+        update = WeightUpdate("u8", "load", 8, path, model="a", keep=(7,))
+        assert isinstance(await told(client, codec.encode(update)), EngineReady)
+        before = len(beats)
+        removal = WeightUpdate("r8", "remove", 8, model="a", keep=(7,))
+        assert isinstance(await told(client, codec.encode(removal)), EngineReady)
+        for version in (None, 7):
+            reply = await told(client, generate("r", 4, "a", version), PROMPT.tobytes())
+            assert [span.weight_version for span in reply.spans] == [7]
+        await world.broker.until(
+            lambda: any(isinstance(b, BackendAlive) and b.adapters == {"a": (7,)} for b in beats[before:])
+        )
+        await told(client, codec.encode(WeightUpdate("r7", "remove", 0, model="a")))
+        reply = await told(client, generate("r", 4, "a"), PROMPT.tobytes())
+        assert reply.error.message == "the adapter a is not loaded here; loaded: none"
+
+    in_world(test)
+
+
 def test_a_copy_stays_while_the_engine_may_still_read_it(in_world: InWorld, tmp_path: Path) -> None:
     async def test(world: Any) -> None:
         client = world.raw()

@@ -235,7 +235,7 @@ class HostedAdapters:
     def retire(self, model: str, version: int) -> None:
         """Refuse new requests for a version, and remove it once its generations have ended.
 
-        An unknown version is ignored.
+        An unknown version is ignored. If it was the current one, the last of the others becomes current.
         """
         found = self._versions.get((model, version))
         if found is None or found.retired:
@@ -244,6 +244,9 @@ class HostedAdapters:
         (found.folder / IN_SERVICE).unlink(missing_ok=True)
         if self._current.get(model) == version:
             del self._current[model]
+            for (name, other), one in self._versions.items():  # that was loaded last before it, if one is kept
+                if name == model and not one.retired:
+                    self._current[model] = other
         self._remove_idle((model, version), found)
 
     @contextmanager
