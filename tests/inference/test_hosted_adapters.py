@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import hashlib
 import shutil
 import threading
@@ -416,6 +417,16 @@ def test_a_slow_folder_holds_up_its_own_model_alone(
         go.set()
         await asyncio.gather(first, second)
         assert adapters.current == {"a": 2, "b": 1}
+
+    in_world(test)
+
+
+def test_a_refused_load_leaves_nothing_of_its_model(in_world: InWorld, tmp_path: Path) -> None:
+    async def test(world: Any) -> None:
+        update = WeightUpdate("u", "load", 7, str(tmp_path / "missing"), model="a")
+        assert (await told(world.raw(), codec.encode(update))).error.code == "invalid_weights"
+        gc.collect()  # the error's traceback
+        await until(lambda: not world.host._adapters._in_order)
 
     in_world(test)
 

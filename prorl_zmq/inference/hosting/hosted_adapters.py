@@ -14,11 +14,11 @@ import hashlib
 import logging
 import os
 import shutil
-from collections import defaultdict
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
+from weakref import WeakValueDictionary
 
 from ...errors import EngineFailed, InvalidWeights
 from ...system.files import open_regular
@@ -75,8 +75,8 @@ class HostedAdapters:
         self._suspects: dict[tuple[str, int], list[Path]] = {}
         """Copies during whose loading earlier hosts ended."""
         self._loading = 0
-        self._in_order: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """Held by the load of a model."""
+        self._in_order: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """Held by the loads of a model, and kept by them alone."""
         self._one_change = asyncio.Lock()
         self._removals: set[asyncio.Task[None]] = set()
         self._closing = asyncio.Event()
@@ -199,9 +199,10 @@ class HostedAdapters:
         if self._folder is None:
             raise EngineFailed(f"{model} is not served here, and this engine takes no adapters", refused=True)
         copy = self._folder / f"{model}@{version}-{new_id()[:12]}"
+        lock = self._in_order.setdefault(model, asyncio.Lock())
         self._loading += 1
         try:
-            async with self._in_order[model]:  # loads of other models need not wait for a slow folder
+            async with lock:  # loads of other models need not wait for a slow folder
                 digest = await read_in_time(COPY_S, _copy, path, copy)
                 if expected not in ("", digest):
                     raise InvalidWeights(
