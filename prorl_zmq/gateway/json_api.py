@@ -165,6 +165,7 @@ class JsonApi:
         """Check that a rollout broker answers."""
         if self._greeting is None or self._greeting.done():
             self._greeting = asyncio.create_task(self._connection.ask_all(ANYBODY, Hello(new_id())))
+            self._greeting.add_done_callback(_read_error)
         (await asyncio.shield(self._greeting)).check()
         return Health()
 
@@ -183,6 +184,12 @@ class JsonApi:
         request = self._collect(call, 0, 0.0, acknowledge=tuple(acknowledge))
         reply, _ = await self._collected(call, request)
         return JobCounts(session=request.session, remaining=reply.remaining)
+
+
+def _read_error(asked: asyncio.Task[Any]) -> None:
+    """Read the error of a question whose requests may all have been cancelled, so that asyncio does not report it."""
+    if not asked.cancelled():
+        asked.exception()
 
 
 def _job_id(call: Call) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import ANY
@@ -14,6 +15,7 @@ from support.waiting import until_async
 
 from prorl_zmq import AsyncRolloutClient
 from prorl_zmq.data.trajectory import Role, array_views
+from prorl_zmq.errors import RequestTimeout
 from prorl_zmq.gateway.bodies import TrajectoryBody
 from prorl_zmq.gateway.json_api import JsonApi
 from prorl_zmq.service.rollout_brokers import Answers
@@ -54,6 +56,35 @@ def test_requests_for_health_share_a_question() -> None:
         assert connection.asked == 2
 
     asyncio.run(main())
+
+
+def test_a_failed_question_that_nobody_waits_for_is_not_reported() -> None:
+    reported: list[Any] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+        begun, fails = asyncio.Event(), asyncio.Event()
+
+        class Connection:
+            async def ask_all(self, _sender: Any, _request: Any) -> Answers[Any]:
+                begun.set()
+                await fails.wait()
+                raise RequestTimeout("no broker answered", timeout_s=1.0)
+
+        api = JsonApi(cast("Any", Connection()))
+        asking = asyncio.create_task(api.health(cast("Any", None)))
+        await begun.wait()
+        asking.cancel()
+        await asyncio.wait({asking})
+        question = api._greeting
+        assert question is not None
+        fails.set()
+        await asyncio.wait({question})
+        api._greeting = question = None
+        gc.collect()  # when asyncio reports an error that was not read
+
+    asyncio.run(main())
+    assert reported == []
 
 
 def test_a_jobs_trajectory_is_the_same_by_json_by_bytes_and_by_zeromq(served: SharedService) -> None:
