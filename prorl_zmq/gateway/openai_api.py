@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..security.rights import Sender
-    from .samples import Samples
+    from .samples import Samples, Served
 
 _CHAT = ChatCompletions()
 _ENCODERS = ThreadPoolExecutor(2, "prorl-encode")
@@ -85,10 +85,10 @@ class OpenAiApi:
     ) -> web.StreamResponse:
         try:
             wanted = read(await decoded_body(request, _object))
-            await self._samples.check(wanted.asked)
+            served = await self._samples.check(wanted.asked)
             if wanted.stream:
                 return await self._stream(request, sender, wanted)
-            return await self._whole(sender, wanted)
+            return await self._whole(sender, wanted, served)
         except CallRefused as error:
             return _refusal(error)
         except RecursionError:
@@ -98,8 +98,8 @@ class OpenAiApi:
         except ProrlError as error:
             return _refusal(refused_by(error))
 
-    async def _whole(self, sender: Sender, wanted: Request) -> web.Response:
-        samples = await self._samples.run_all(sender, wanted.asked)
+    async def _whole(self, sender: Sender, wanted: Request, served: Served | None) -> web.Response:
+        samples = await self._samples.run_all(sender, wanted.asked, served)
 
         def written() -> bytes:
             if wanted.chat is not None:

@@ -214,10 +214,15 @@ class Samples:
             for one in listed.adapters
         }
 
-    async def run_all(self, sender: Sender, asked: Asked) -> list[Sample]:
+    async def run_all(self, sender: Sender, asked: Asked, served: Served | None = None) -> list[Sample]:
         """Return the replies to each prompt, those to one prompt side by side.
 
         With the first that fails the others are cancelled. A cancelled call cancels its jobs.
+
+        Args:
+            sender: whose jobs they are.
+            asked: the prompts.
+            served: what `check` returned.
 
         Raises:
             CallRefused: the model gave none; `Problem.NOT_FOUND`: the service has no such model, or no such version.
@@ -239,18 +244,22 @@ class Samples:
             return samples
         prompts = [sample.prompt_token_ids for sample in samples[:: asked.count]]
         asked.check_scored(sum(map(len, prompts)))
-        scores = await self.score(sender, asked, [(prompt, ()) for prompt in prompts])
+        scores = await self.score(sender, asked, [(prompt, ()) for prompt in prompts], served)
         return [replace(sample, prompt_scores=scores[at // asked.count]) for at, sample in enumerate(samples)]
 
     async def score(
-        self, sender: Sender, asked: Asked, texts: Sequence[tuple[NDArray[np.int32], Sequence[int]]]
+        self,
+        sender: Sender,
+        asked: Asked,
+        texts: Sequence[tuple[NDArray[np.int32], Sequence[int]]],
+        served: Served | None = None,
     ) -> list[Scores]:
         """Return the scores of texts: each token ids, int32 [T], and where its segments but the first begin.
 
         Raises:
             CallRefused, NotAllowed: as `run_all`.
         """
-        top, served = asked.prompt_top or 0, await self.served(asked)
+        top, served = asked.prompt_top or 0, served or await self.served(asked)
         jobs = [
             score_job(ids, segments, top, served.chat, asked.name, backend_wait_s=BACKEND_WAIT_S)
             for ids, segments in texts
@@ -261,18 +270,18 @@ class Samples:
             _check_version(asked, ended.weight_versions)
         return found
 
-    async def check(self, asked: Asked) -> None:
+    async def check(self, asked: Asked) -> Served | None:
         """Raise `CallRefused` for an invalid model name, a version that is not current, or an engine without scores.
 
-        The service itself checks all other names.
+        The service itself checks all other names. Return the model's state if it was asked for.
         """
         if asked.version or asked.prompt_top is not None:
-            await self.served(asked)
-            return
+            return await self.served(asked)
         try:
             msgspec.convert(asked.model, ModelName)  # which has no @
         except msgspec.ValidationError:
             raise await self.unknown(asked.model) from None
+        return None
 
     async def served(self, asked: Asked) -> Served:
         """Return the model's state now.

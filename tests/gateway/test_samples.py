@@ -22,8 +22,10 @@ class Broker:
 
     def __init__(self, backends: Sequence[Backend], adapters: Sequence[AdapterModel]) -> None:
         self._backends, self._adapters = backends, adapters
+        self.asked = 0
 
     async def ask_backend_broker(self, _sender: Any, request: Any) -> BackendList | ModelList:
+        self.asked += 1
         if isinstance(request, ListModels):
             return ModelList(request.request_id, tuple({one.name for one in self._backends}))
         listed = tuple(BackendStatus(backend=one, state="ready", in_flight=0, assigned=0) for one in self._backends)
@@ -63,6 +65,26 @@ def test_the_prompts_of_an_adapter_are_not_scored() -> None:
     with pytest.raises(CallRefused, match="`a` is an adapter, and only models of their own") as refused:
         asyncio.run(samples.check(asked))
     assert refused.value.problem == Problem.INVALID
+
+
+def test_a_scored_request_asks_once_for_the_models_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Broker([Backend(backend_id="x", endpoint="ipc:///x", name="policy", scores=True)], [])
+    samples = Samples(cast("Any", broker), cast("Any", None), "gateway")
+    asked = Asked(model="policy", instances=(), sampling=Sampling(), prompt_top=1)
+
+    async def nothing(*_: Any) -> list[Any]:
+        return []
+
+    monkeypatch.setattr(samples, "_run", nothing)
+
+    async def main() -> None:
+        served = await samples.check(asked)
+        assert served is not None
+        assert served.scores
+        assert await samples.run_all(cast("Any", None), asked, served) == []
+
+    asyncio.run(main())
+    assert broker.asked == 2, "the list of models and that of backends"
 
 
 def test_an_error_of_the_service_keeps_its_kind() -> None:
