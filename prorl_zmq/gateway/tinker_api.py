@@ -5,7 +5,8 @@
 A request is identified by its sampling session and `seq_id`: repeating it returns the same replies. Sessions are no
 state: their ids name the model. Requests are kept in memory: asking for an unknown one returns 410, and the client
 samples again. While the service is full a request waits, and `retrieve_future` reports it. A request that is not asked
-for during `ABANDONED_S` is dropped, and its jobs are cancelled.
+for during `ABANDONED_S` before its end is dropped, and its jobs are cancelled; after its end or its last retrieval its
+reply is kept for `FETCHED_S`, unless the limits of all replies, or of its token's, need the room.
 """
 
 from __future__ import annotations
@@ -49,8 +50,10 @@ KEPT_LIMIT = 1024
 """Replies of one token that are kept, since a lost answer is asked for again."""
 KEPT_BYTES = 256 * 2**20
 """Of all of them; the latest is kept in any case."""
+ALL_KEPT_BYTES = 2**30
+"""Of the replies of all tokens, besides the latest one."""
 FETCHED_S = 300.0
-"""How long a reply is kept after it was fetched."""
+"""How long a reply is kept after its end, or after it was fetched."""
 LOOK_S = 30.0
 """How long a question for a reply is held; the client waits 45 s."""
 ABANDONED_S = 120.0
@@ -88,7 +91,8 @@ class _Request:
     load: int
     task: asyncio.Task[bytes]
     asked_at: float = field(default_factory=time.monotonic)
-    fetched_at: float = math.inf
+    kept_since: float = math.inf
+    """When it ended, or was fetched last."""
     full: str = ""
     """Why the service has no room for it now; empty: it has."""
 
@@ -180,7 +184,7 @@ class TinkerApi:
         promise = Promise(request_id, tuple(f"{request_id}-{number}" for number in range(asked.num_samples)))
         task = asyncio.create_task(self._sampled(call.sender, request_id, wanted))
         request = self._requests[request_id] = _Request(call.sender.name, promise, load, task)
-        task.add_done_callback(lambda _: self._drop_old(request))
+        task.add_done_callback(lambda _: self._ended(request))
         return promise
 
     async def retrieve_future(self, call: Call) -> object:
@@ -204,7 +208,7 @@ class TinkerApi:
             return {"error": error.message, "category": "user" if mine else "server"}
         except ProrlError as error:
             return {"error": error.message, "category": "server"}
-        request.fetched_at = time.monotonic()
+        self._keep(request)
         return web.Response(body=reply, content_type="application/x-protobuf")
 
     async def session_heartbeat(self, _call: Call) -> dict[str, Any]:
@@ -292,10 +296,9 @@ class TinkerApi:
         return sample_response(wanted, samples, targets.values)
 
     def _make_room(self, owner: str, load: int) -> None:
-        """Drop fetched replies; raise `Busy` if all tokens, or this one, have too many requests without a reply."""
-        before = time.monotonic() - FETCHED_S
-        for request_id in [name for name, one in self._requests.items() if one.fetched_at < before]:
-            del self._requests[request_id]
+        """Drop expired replies; raise `Busy` if all tokens, or this one, have too many requests without a reply."""
+        for request in list(self._requests.values()):
+            self._drop_expired(request)
         waiting = [one for one in self._requests.values() if not one.task.done()]
         if len(waiting) >= OPEN_LIMIT:
             raise Busy(f"{OPEN_LIMIT} requests of Tinker's API are open at this gateway", retry_after_s=1.0)
@@ -303,6 +306,32 @@ class TinkerApi:
         if len(own) >= OWN_OPEN_LIMIT or (own and sum(own) + load > LOAD_LIMIT):
             words = f"this token has {len(own)} open requests of Tinker's API, and no room for more replies"
             raise Busy(words, retry_after_s=1.0)
+
+    def _ended(self, request: _Request) -> None:
+        self._keep(request)
+        self._drop_old(request)
+        self._drop_oldest(request)
+
+    def _keep(self, request: _Request) -> None:
+        """Keep an ended request for `FETCHED_S` from now."""
+        request.kept_since = time.monotonic()
+        asyncio.get_running_loop().call_later(FETCHED_S, self._drop_expired, request)
+
+    def _drop_expired(self, request: _Request) -> None:
+        """Drop a request unless it was fetched again meanwhile."""
+        request_id = request.promise.request_id
+        if request.kept_since + FETCHED_S <= time.monotonic() and self._requests.get(request_id) is request:
+            del self._requests[request_id]
+
+    def _drop_oldest(self, ended: _Request) -> None:
+        """Drop the oldest replies of all tokens that are over the limit of all, but not the latest."""
+        sizes = {name: one.size for name, one in self._requests.items() if one.task.done() and one is not ended}
+        total = sum(sizes.values())
+        for name, size in sizes.items():
+            if total <= ALL_KEPT_BYTES:
+                return
+            total -= size
+            del self._requests[name]
 
     def _drop_old(self, ended: _Request) -> None:
         """Drop the oldest replies of the request's token that are over its limits."""

@@ -319,6 +319,50 @@ def test_a_tokens_replies_are_dropped_for_its_own_only(monkeypatch: pytest.Monke
     asyncio.run(main())
 
 
+def test_the_replies_of_all_tokens_have_a_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tinker_api, "ALL_KEPT_BYTES", 100)
+
+    async def reply(*_: Any) -> bytes:
+        return bytes(60)
+
+    async def main() -> None:
+        api = TinkerApi(cast("Any", Silent()))
+        monkeypatch.setattr(api, "_reply", reply)
+        for number, owner in enumerate(("alice", "bob", "carol")):
+            promise: Any = await api.asample(asking(owner, number))
+            await asyncio.wait({api._requests[promise.request_id].task})
+        assert [one.owner for one in api._requests.values()] == ["bob", "carol"]
+        await api.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("fetches", [True, False])
+def test_a_reply_is_dropped_in_time_without_another_request(monkeypatch: pytest.MonkeyPatch, *, fetches: bool) -> None:
+    async def reply(*_: Any) -> bytes:
+        return b"reply"
+
+    async def main() -> None:
+        api = TinkerApi(cast("Any", Silent()))
+        monkeypatch.setattr(api, "_reply", reply)
+        if not fetches:
+            monkeypatch.setattr(tinker_api, "FETCHED_S", 0.0)
+        promise: Any = await api.asample(asking("alice", 1))
+        await asyncio.wait({api._requests[promise.request_id].task})
+        if fetches:
+            monkeypatch.setattr(tinker_api, "FETCHED_S", 0.0)
+            reply_: Any = await api.retrieve_future(Call(Sender(name="alice"), promise, {}, None, False, "", ""))
+            assert reply_.status == 200
+
+        async def is_dropped() -> bool:
+            return not api._requests
+
+        await until_async(is_dropped, "the end of the reply")
+        await api.close()
+
+    asyncio.run(main())
+
+
 def test_the_same_request_at_the_same_time_is_one() -> None:
     samples = Silent()
 
