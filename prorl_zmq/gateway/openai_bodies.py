@@ -131,13 +131,15 @@ def read_chat(body: dict[str, Any]) -> Request:
         prompt_top=common.prompt_logprobs,
         scored_tokens=_scored_tokens(common.n, prompt_entries),
     )
+    reply_entries = _entries(common.return_token_ids, common.top_logprobs if common.logprobs else None)
+    _check_replies(asked, reply_entries)
     return Request(
         asked,
         common.stream,
         chat,
         prompt_logprobs=common.prompt_logprobs,
         prompt_entries=prompt_entries,
-        reply_entries=_entries(common.return_token_ids, common.top_logprobs if common.logprobs else None),
+        reply_entries=reply_entries,
     )
 
 
@@ -168,6 +170,8 @@ def read_completion(body: dict[str, Any]) -> Request:
         prompt_top=max((top for top in tops if top is not None), default=None),
         scored_tokens=_scored_tokens(common.n, prompt_entries),
     )
+    reply_entries = _entries(common.return_token_ids, common.logprobs) if replies else 0
+    _check_replies(asked, reply_entries)
     return Request(
         asked,
         common.stream,
@@ -179,7 +183,7 @@ def read_completion(body: dict[str, Any]) -> Request:
         echo=common.echo,
         replies=replies,
         prompt_entries=prompt_entries,
-        reply_entries=_entries(common.return_token_ids, common.logprobs) if replies else 0,
+        reply_entries=reply_entries,
     )
 
 
@@ -190,6 +194,15 @@ def _entries(ids: bool, *tops: int | None) -> int:
 
 def _scored_tokens(count: int, entries: int) -> int:
     return ENTRIES_LIMIT // (count * entries) if entries else LONGEST
+
+
+def _check_replies(asked: Asked, entries: int) -> None:
+    """Refuse a request whose replies may be too large before they are generated, if it limits their tokens."""
+    tokens = asked.sampling.max_tokens
+    most = len(asked.instances) * asked.count * tokens * entries
+    if tokens < LONGEST and most > ENTRIES_LIMIT:
+        words = f"the replies may have {most} log-probs and token ids, more than {ENTRIES_LIMIT}"
+        raise invalid(f"{words}: ask for fewer replies, tokens or likely tokens")
 
 
 def checked_entries(request: Request, samples: Sequence[Sample]) -> int:

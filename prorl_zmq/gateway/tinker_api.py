@@ -30,7 +30,7 @@ from ..wire.messages.jobs import Sampling
 from .connection import check_may
 from .endpoint import Endpoint
 from .http_errors import json_response
-from .samples import Asked, unknown_model
+from .samples import LONGEST, Asked, unknown_model
 from .tinker_bodies import Body, NewSample, TargetLogprobs, Wanted, read_sample, sample_response
 
 if TYPE_CHECKING:
@@ -174,6 +174,8 @@ class TinkerApi:
             return known.promise
         try:
             wanted = read_sample(asked, _model_in(asked.sampling_session_id))
+            if (tokens := wanted.asked.sampling.max_tokens) < LONGEST:
+                _check_size(wanted.asked, wanted.asked.count * tokens)
             await self._samples.check(wanted.asked)
         except CallRefused as error:
             return _refused(404 if error.problem == Problem.NOT_FOUND else 400, error.message)
@@ -283,9 +285,7 @@ class TinkerApi:
 
     async def _reply(self, sender: Sender, wanted: Wanted) -> bytes:
         samples = await self._samples.run_all(sender, wanted.asked)
-        size = LOGPROB_BYTES * (1 + wanted.asked.top) * sum(len(sample.token_ids) for sample in samples)
-        if size > KEPT_BYTES:
-            raise invalid(f"the replies have {size} bytes of log-probs, more than {KEPT_BYTES}: ask for fewer")
+        _check_size(wanted.asked, sum(len(sample.token_ids) for sample in samples))
         scores = samples[0].prompt_scores
         if wanted.targets is None or scores is None:
             return sample_response(wanted, samples, None)
@@ -347,6 +347,13 @@ class TinkerApi:
 
 
 ACTIVE: dict[str, Literal["active"]] = {"queue_state": "active"}
+
+
+def _check_size(asked: Asked, tokens: int) -> None:
+    """Raise `CallRefused` if replies of so many tokens are too large to be kept."""
+    size = LOGPROB_BYTES * (1 + asked.top) * tokens
+    if size > KEPT_BYTES:
+        raise invalid(f"{tokens} tokens of replies have {size} bytes of log-probs (limit: {KEPT_BYTES}); ask for less")
 
 
 def _model_in(sampling_session_id: str) -> str:

@@ -9,8 +9,9 @@ import pytest
 from support.later import Later
 from support.waiting import until
 
-from prorl_zmq.gateway.openai_bodies import read_completion
+from prorl_zmq.gateway.openai_bodies import read_chat, read_completion
 from prorl_zmq.inference.tokenizer import IM_END, encode
+from prorl_zmq.model_proxy.calls import CallRefused
 from prorl_zmq.security.keys import KeyFolder
 from prorl_zmq.testing import LocalService, say, tool_call
 from prorl_zmq.testing.scripted_engine import tokens_of
@@ -262,3 +263,14 @@ def test_only_trainers_tokens_get_replies(tmp_path: Path) -> None:
         asks(alice, None)
         asks(olga, openai.PermissionDeniedError)
         asks("wrong", openai.AuthenticationError)
+
+
+def test_replies_that_may_be_too_large_are_refused_before_they_are_generated() -> None:
+    many: dict[str, Any] = {"model": "policy", "n": 128}
+    completion = {**many, "prompt": "a", "logprobs": 5}
+    chat = {**many, "messages": [{"role": "user", "content": "a"}], "logprobs": True, "top_logprobs": 5}
+    for read, body in ((read_completion, completion), (read_chat, chat)):
+        with pytest.raises(CallRefused, match="the replies may have 7680000 log-probs and token ids"):
+            read({**body, "max_tokens": 10_000})
+        read({**body, "max_tokens": 5_000})
+        read(body)

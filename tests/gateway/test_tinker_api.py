@@ -280,6 +280,21 @@ def test_a_token_has_its_own_share_of_the_open_requests(monkeypatch: pytest.Monk
     asyncio.run(main())
 
 
+def test_replies_that_may_be_too_large_are_refused_before_they_are_generated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tinker_api, "KEPT_BYTES", 100)
+    samples = Silent()
+
+    async def main() -> None:
+        api = TinkerApi(cast("Any", samples))
+        refused: Any = await api.asample(asking("alice", 1, num_samples=2))
+        assert refused.status == 400
+        assert b"16 tokens of replies have 128 bytes of log-probs (limit: 100)" in refused.body
+        assert samples.begun == 0
+        await api.close()
+
+    asyncio.run(main())
+
+
 def test_a_tokens_replies_are_dropped_for_its_own_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tinker_api, "KEPT_LIMIT", 3)
     monkeypatch.setattr(tinker_api, "KEPT_BYTES", 100)
