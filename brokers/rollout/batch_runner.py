@@ -11,7 +11,7 @@ Owns the sampler; no socket, clock or file.
 from __future__ import annotations
 
 import logging
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,7 +22,7 @@ from ...data.conversations import own_rewards
 from ...data.trajectory import oldest_version
 from ...errors import Busy, InvalidBatch, InvalidJob, JournalFailed, ModelInUse, ProrlError
 from ...metrics import catalog
-from ...wire.messages.base import new_id
+from ...wire.messages.base import POLICY, new_id
 from ...wire.messages.batches import BatchClosed
 from ...wire.records import TEACHER, Recorded
 from ..batches.batch_notes import notes_of, prompt_note, read_notes, weights_note
@@ -55,6 +55,8 @@ PROMPT_LIMIT = 4096
 """Most waiting prompts of a batch."""
 AGAIN_S = 1.0
 """How many seconds launches pause after the journal refused jobs."""
+USERS_LIMIT = 1000
+"""Most jobs that are counted when a model in use is to be removed."""
 
 log = logging.getLogger("prorl.rollout_broker")
 
@@ -254,16 +256,18 @@ class BatchRunner:
         Raises:
             ModelInUse: unfinished jobs or open batches name it.
         """
-        names = self._catalog.models_of
-        users = sum(model in names(record.job) for record in self._jobs.table.records.values())
+        names, packed_name = self._catalog.names, model.encode() if model != POLICY else b""  # jobs omit the default
+        jobs = (one for one in self._jobs.table.records.values() if packed_name in one.packed and names(one.job, model))
+        users = sum(1 for _ in islice(jobs, USERS_LIMIT))
         batches = 0
         for batch in self._batches.batches.values():
             prompts = chain(batch.prompts, (group.prompt for group in batch.groups.values()))
-            if batch.state == "open" and (batch.model == model or any(model in names(one.job) for one in prompts)):
+            if batch.state == "open" and (batch.model == model or any(names(one.job, model) for one in prompts)):
                 batches += 1
         if users or batches:
+            at_least = "at least " if users == USERS_LIMIT else ""
             raise ModelInUse(
-                f"{users} unfinished jobs and {batches} open batches use the model {model}; end them first",
+                f"{at_least}{users} unfinished jobs and {batches} open batches use the model {model}; end them first",
                 model=model,
                 jobs=users,
             )

@@ -117,11 +117,12 @@ class TaskCatalog:
         self._ticks_left = max(0, self._ticks_left - 1)
         self._removed = {model: left - 1 for model, left in self._removed.items() if left > 1}
 
-    def models_of(self, job: Job) -> set[str]:
-        """Return the models that a job names, also those that its instance names."""
+    def names(self, job: Job, model: str) -> bool:
+        """Return whether a job or its instance names a model."""
+        if model == job.model or model in _named(job).values():
+            return True
         fields = self._tasks[job.task].model_fields if job.task in self._tasks else ()
-        found = (model for path in fields for _, model in _values(job.instance, path.split(".")))
-        return {job.model, *_named(job).values(), *found}
+        return any(model == found for path in fields for _, found in _values(job.instance, path.split(".")))
 
     def check(self, job: Job) -> None:
         """Check a job before it is accepted.

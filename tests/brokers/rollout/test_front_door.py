@@ -195,6 +195,21 @@ def test_a_model_that_waiting_prompts_or_instances_name_is_not_removed() -> None
     assert door.ask(WeightUpdate("w", "remove", 0, model="c")) == Done("w")
 
 
+def test_the_users_of_a_model_are_counted_without_reading_all_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prorl_zmq.brokers.rollout.batch_runner.USERS_LIMIT", 2)
+    door = Door()
+    door.catalog.list_models(["policy", "adapter"])
+    for number in range(6):
+        model = "adapter" if number % 2 else "policy"
+        door.submit(msgspec.structs.replace(job(), job_id=f"job-{number}", model=model))
+    for record in door.table.records.values():
+        record.decoded = None  # as after a restart of the broker
+    reply = door.ask(WeightUpdate("w", "remove", 0, model="adapter"))
+    assert "at least 2 unfinished jobs and 0 open batches use the model adapter" in reply.error.message
+    assert sorted(one.job_id for one in door.table.records.values() if one.decoded) == ["job-1", "job-3"]
+    assert door.ask(WeightUpdate("w2", "remove", 0, model="policy")).error.code == "model_in_use"
+
+
 def test_a_model_whose_removal_is_refused_gets_jobs_again() -> None:
     door = Door()
     door.catalog.list_models(["policy", "a"])
