@@ -58,8 +58,9 @@ class UnderWay:
         return [backend_id for backend_id, error in self.outcomes.items() if error is None]
 
     def digest(self) -> str:
-        """Return the digest that most hosts answered with; in a tie, the one that came first; empty: there is none."""
-        return next((digest for digest, _ in Counter(self.digests.values()).most_common(1)), "")
+        """Return the digest of more than half of the hosts that answered with one; empty: there is none."""
+        most = Counter(self.digests.values()).most_common(1)
+        return next((digest for digest, count in most if 2 * count > len(self.digests)), "")
 
     def agreed(self) -> set[str]:
         """Return the backends whose digest is that of more than half of all that were asked."""

@@ -115,6 +115,20 @@ def test_a_host_with_other_files_gets_no_jobs_until_it_has_unloaded_them() -> No
     assert models_of(service, "stale") == ("policy", "a")
 
 
+def test_an_update_fails_if_no_majority_of_hosts_read_the_same_files() -> None:
+    x, y = Host("x"), Host("y")
+    service = begun_update(x, y)
+    y.cached = digest_of("/adapters/a/1")
+    answer(service, "x", "y")
+    service.settle()
+    assert service.replies.pop("load").error.code == "engine_failed", "nothing says which host is right"
+    assert service.models() == ("a", "policy")
+    service.pass_time(2)
+    assert (x.adapters, y.adapters) == ({"a": (1,)}, {"a": (1,)})
+    assert service.publish("a", 2) == Done(f"load-a-2--{service.now}")
+    assert (x.adapters["a"][-1], y.adapters["a"][-1]) == (2, 2)
+
+
 def test_a_host_with_other_files_gets_no_jobs_when_it_registers_again() -> None:
     x, y, stale = Host("x"), Host("y"), Host("stale")
     service = begun_update(x, y, stale)
