@@ -58,7 +58,7 @@ lora = {{slots = 2, rank = 8}}
 
 @dataclass
 class Trained:
-    """What came of one trainer."""
+    """Result of one trainer."""
 
     rewards: list[float]
     """The mean of each step."""
@@ -142,7 +142,7 @@ def logprobs_of(network: Any, trajectory: Trajectory) -> torch.Tensor:
 
 
 def measure_training(steps: int) -> dict[str, Trained]:
-    """Serve the base model, and run both trainers at a time; give what came of each, by model."""
+    """Serve the base model, and run both trainers at a time; return each result, by model."""
     with tempfile.TemporaryDirectory(prefix="prorl-bench-") as place:
         folder = Path(place)
         base = folder / "base"

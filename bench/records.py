@@ -1,4 +1,4 @@
-"""Records of 384 bytes a token beside a trajectory of 40,000 tokens, 15 MB, from where they are kept to the client.
+"""Records of 384 bytes a token beside a trajectory of 40,000 tokens, 15 MB, from the store to the client.
 
 The real path is timed: `RolloutClient.collect(1)` over ipc from a rollout broker that stores the blocks, and the fetch
 of a block from its node, mapped. The peers transfer the same bytes over a bare Unix socket, read with `recv_into` into

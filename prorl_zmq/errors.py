@@ -175,7 +175,7 @@ class NoBackend(ProrlError):
     """No inference backend became available within the wait that the job allows (`job_id`, `waited_s`).
 
     With `version_gone`, none has the version of an adapter to which the attempt is pinned; another attempt may begin.
-    With `final`, new weights have no backend and will have none, however long a trainer waits.
+    With `final`, no backend can ever take these weights; do not retry.
     """
 
 

@@ -213,9 +213,11 @@ class AdapterModels:
         if known and base != known:
             raise NoBackend(f"{model} is an adapter of {known}, not of {base}; remove the model first", final=True)
         if base not in bases:
-            others = f"those of {', '.join(bases)} do" if bases else "none does"
+            named = f", or name one of {', '.join(bases)} as the base" if bases else ""
             may_come = base in own and all(one.name != base for one in backends)
-            raise NoBackend(f"no backend of the model {base} takes adapters; {others}", final=not may_come)
+            raise NoBackend(
+                f"backends of the model {base} have no adapter slots: start one with `lora`{named}", final=not may_come
+            )
         self._check_left(model, request.weight_version, loaded)
         return base
 

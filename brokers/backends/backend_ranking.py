@@ -50,7 +50,7 @@ class BackendRanking:
             self._leave_node(backend_id)
 
     def first(self, node: str, lacks: Callable[[str], bool] | None = None) -> str | None:
-        """Return the first backend for a job on a node that does not lack what the job needs; None: there is none.
+        """Return the first backend for a job on a node that has what the job needs, or None.
 
         Each backend that `lacks` excludes at the head costs a search of all.
         """

@@ -173,7 +173,7 @@ class ModelUpdates:
         """Whether a model was forgotten since the last `take_change`."""
 
     def of(self, model: str) -> WantedWeights:
-        """Return those of a model; they are made when they are first asked for."""
+        """Return a model's weights, created on first use."""
         if model not in self._models:
             self._models[model] = WantedWeights(self._heap, model)
         return self._models[model]

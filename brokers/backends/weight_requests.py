@@ -147,7 +147,7 @@ class WeightRequests:
             if error is None:
                 self._did(call.request, backend_id)
             if isinstance(error, InvalidWeights) and model in self._heap.adapters.unpublished():
-                words = f"{error.message}. (No backend has the name {model!r}, so it is that of a new adapter.)"
+                words = f"{error.message}. ({model!r} is not a backend's name, so it was taken as a new adapter.)"
                 error = InvalidWeights(words, **error.fields)
             under_way.outcomes[backend_id] = _named(error, backend_id) if error is not None else None
             if digest and model in self._heap.adapters:
@@ -324,7 +324,7 @@ class WeightRequests:
         return True
 
     def _drop_unprompted(self, model: str) -> None:
-        """Forget calls about a model that no client asked for: if they were sent again, they would undo its update."""
+        """Drop the broker's own calls about a model: resending them would undo the client's update."""
         for under_way in [one for one in self._under_way.values() if one.envelope is None]:
             if under_way.request.model == model:
                 del self._under_way[under_way.request]
@@ -368,7 +368,7 @@ class WeightRequests:
         """Have backends unload a version of an adapter whose digest differs from the majority's."""
         request, digest = under_way.request, under_way.digest()
         for backend_id in [one for one, found in under_way.digests.items() if found != digest]:
-            message = f"its host read other files in {request.path} than other hosts, and reads them again"
+            message = f"the files in {request.path} changed while hosts read them; this host unloads its own"
             under_way.outcomes[backend_id] = _named(EngineFailed(message), backend_id)
             with suppress(UnknownBackend):  # the backend has left meanwhile
                 self._heap.adapters.note_wrong(backend_id, request.model, request.weight_version)

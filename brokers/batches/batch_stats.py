@@ -42,7 +42,7 @@ class DiscardReason(StrEnum):
     LOST = "lost"
     """Its trajectory was lost with the node that stored it."""
     UNRECORDED = "record_dropped"
-    """It lacks a record that its batch needs."""
+    """A record required by its batch is missing."""
 
 
 class _Values(msgspec.Struct, array_like=True):

@@ -49,7 +49,7 @@ def submit(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Write results.jsonl, traces.jsonl, one .npz of arrays per job, and one of its records, there; `prorl "
+            help="Write results.jsonl, traces.jsonl, and per job one .npz of arrays and one of records there; `prorl "
             "explain DIR` says what bounded the run. Existing results move to DIR/earlier; without TASKS.jsonl, they "
             "stay.",
         ),

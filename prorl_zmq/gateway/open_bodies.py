@@ -1,4 +1,4 @@
-"""`OpenBodies`: bounds the memory of all open requests' bodies, of which each token has its share."""
+"""`OpenBodies`: limits the memory of open request bodies, per token and in total."""
 
 from __future__ import annotations
 

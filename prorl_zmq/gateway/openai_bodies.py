@@ -107,7 +107,7 @@ class Request:
     prompt_entries: int = 0
     """Log-probs and token ids that each choice has for a token of its prompt."""
     reply_entries: int = 0
-    """And for a token of its reply."""
+    """Log-probs and token ids that each choice has for a token of its reply."""
 
 
 def read_chat(body: dict[str, Any]) -> Request:

@@ -91,7 +91,9 @@ class Asked:
         """Raise `CallRefused` if the prompts have too many tokens for log-probs of each."""
         if self.prompt_top is not None and tokens > self.scored_tokens:
             words = f"the prompts have {tokens} tokens; with these log-probs and replies they may have at most"
-            raise CallRefused(Problem.INVALID, f"{words} {self.scored_tokens}: send fewer prompts, or ask for less")
+            raise CallRefused(
+                Problem.INVALID, f"{words} {self.scored_tokens}: send fewer prompts, or lower `logprobs` or `n`"
+            )
 
     @property
     def name(self) -> str:

@@ -304,7 +304,8 @@ class TinkerApi:
             raise Busy(f"{OPEN_LIMIT} requests of Tinker's API are open at this gateway", retry_after_s=1.0)
         own = [one.load for one in waiting if one.owner == owner]
         if len(own) >= OWN_OPEN_LIMIT or (own and sum(own) + load > LOAD_LIMIT):
-            words = f"this token has {len(own)} open requests of Tinker's API, and no room for more replies"
+            words = f"this token has {len(own)} open requests of Tinker's API with {sum(own)} tokens"
+            words += f", of at most {OWN_OPEN_LIMIT} with {LOAD_LIMIT}: wait for replies"
             raise Busy(words, retry_after_s=1.0)
 
     def _ended(self, request: _Request) -> None:

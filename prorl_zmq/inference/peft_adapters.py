@@ -83,7 +83,7 @@ class PeftAdapters:
                 layer.lora_A[name].weight.copy_(tensors[f"{PREFIX}{module}.lora_A.weight"])
                 layer.lora_B[name].weight.copy_(tensors[f"{PREFIX}{module}.lora_B.weight"])
                 layer.set_adapter([])  # each batch names its own
-        except BaseException:  # such as memory; a half of it would answer for the base
+        except BaseException:  # such as memory; a partly attached adapter would change the base's answers
             self._remove(name)
             raise
         self._lora.eval().requires_grad_(requires_grad=False)
@@ -96,7 +96,7 @@ class PeftAdapters:
             self._remove(name)
 
     def _remove(self, name: str) -> None:
-        """Remove what there is of an adapter's layers; without any other adapter, also peft's layers."""
+        """Remove an adapter's layers; with the last adapter, also peft's wrappers."""
         layers = {path: one for path, one in self._base.named_modules() if isinstance(one, LoraLayer)}
         if self._names and self._lora is not None:
             for layer in layers.values():

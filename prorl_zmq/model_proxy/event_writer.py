@@ -18,7 +18,7 @@ _HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X
 
 
 READ_S = 300.0
-"""How long a client may take to read what is sent at once."""
+"""Time limit for one write to a slow client, in seconds."""
 
 
 class EventWriter:
@@ -93,6 +93,6 @@ async def finished(request: web.BaseRequest, response: web.StreamResponse) -> bo
 
 
 def _abort(request: web.BaseRequest) -> None:
-    """Close the connection of a client that reads nothing, which cancels the handler."""
+    """Close the connection of a client that does not read, which cancels the handler."""
     if request.transport is not None:
         request.transport.abort()

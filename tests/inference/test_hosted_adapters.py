@@ -106,7 +106,7 @@ def test_other_files_than_a_version_was_published_with_are_refused(in_world: InW
         client = world.raw()
         refused = await load(client, tmp_path, 7, b"two", digest=digest_of(b"one"))
         assert refused.error.code == "invalid_weights"
-        words = f"{tmp_path / 'given'} has other files than version 7 of a was published with: keep that version's fold"
+        words = f"the files in {tmp_path / 'given'} differ from those published as version 7 of a: keep that"
         assert words in refused.error.message
         assert (world.engine.loaded, copies(world)) == ({}, [])
         refused = await told(client, generate("r", 4, "a"), PROMPT.tobytes())

@@ -206,7 +206,7 @@ class HostedAdapters:
                 digest = await read_in_time(COPY_S, _copy, path, copy)
                 if expected not in ("", digest):
                     raise InvalidWeights(
-                        f"{path} has other files than version {version} of {model} was published with: keep that "
+                        f"the files in {path} differ from those published as version {version} of {model}: keep that "
                         "version's folder as it is, publish these as a new version, or remove the model first (`prorl "
                         "backends remove-model`)",
                         path=str(path),

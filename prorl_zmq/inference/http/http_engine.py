@@ -65,7 +65,7 @@ HEALTH_S = 4.0
 CHECK_S = 120.0
 """Longest reading of a checkpoint's headers: a folder on a network may hang."""
 REST_S = 10.0
-"""For so long a server may still read the folder of an adapter that it unloaded, for a request that it has not aborted
+"""How long a server may read an adapter's folder after unloading the adapter, for requests that it has not aborted
 yet."""
 CLOSE_S = 5.0
 UPDATES: Final[dict[str, type[WeightUpdates]]] = {

@@ -65,7 +65,7 @@ FORMS: dict[str, str] = {}
 
 
 def in_form(pattern: str, words: str) -> Meta:
-    """Return the pattern of a text; errors of other texts say the words in its place."""
+    """Return the pattern of a text; errors show `words` instead of the pattern."""
     FORMS[repr(pattern)] = words
     return Meta(pattern=pattern)
 

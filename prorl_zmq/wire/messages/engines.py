@@ -130,7 +130,7 @@ class WeightUpdate(Request, frozen=True):
     keep: Annotated[tuple[WeightVersion, ...], Meta(max_length=4096)] = ()
     """Versions of an adapter that stay loaded. The backend broker sets them, for jobs that end on their version."""
     digest: Digest = ""
-    """Of the files of an adapter's version that was loaded before: others are refused. The backend broker sets it."""
+    """Expected digest of an adapter's files; other files are rejected. Set by the backend broker."""
 
 
 class VersionSpan(Part, frozen=True):

@@ -582,7 +582,7 @@ def refusal(service: Service, request: WeightUpdate) -> tuple[str, str]:
     ("request_", "code", "message"),
     [
         (WeightUpdate("r", "load", 1, "/1", model="c"), "no_backend", "could be of p or q: name its base"),
-        (WeightUpdate("r", "load", 1, "/1", model="c", base="z"), "no_backend", "no backend of the model z takes ad"),
+        (WeightUpdate("r", "load", 1, "/1", model="c", base="z"), "no_backend", "backends of the model z have no ada"),
         (WeightUpdate("r", "load", 1, "/1", model="a", base="q"), "no_backend", "a is an adapter of p, not of q"),
         (WeightUpdate("r", "load", 1, "/1", model="q", base="p"), "malformed_message", "q is a model of backends"),
         (WeightUpdate("r", "remove", 0, model="q"), "malformed_message", "q is a model of backends"),
@@ -652,7 +652,7 @@ def test_hosts_that_read_different_files_do_not_serve_them_as_one_version() -> N
     stale.cached = digest_of("/adapters/a/1")
     reply = service.publish("a", 2)
     assert reply.error.code == "engine_failed"
-    assert "backend stale: its host read other files in /adapters/a/2 than other hosts" in reply.error.message
+    assert "backend stale: the files in /adapters/a/2 changed while hosts read them" in reply.error.message
     assert [one for one in stale.asked if one[0] == "remove"] == [("remove", "a", 2)]
     service.pass_time(2)
     assert [host.adapters for host in hosts] == [{"a": (2,)}] * 3
