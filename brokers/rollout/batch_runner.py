@@ -49,14 +49,14 @@ if TYPE_CHECKING:
     from .jobs import Jobs
     from .task_catalog import TaskCatalog
 
+USERS_LIMIT = 1000
+"""Most jobs that are counted when a model in use is to be removed."""
 BATCH_LIMIT = 1024
 """Most open batches."""
 PROMPT_LIMIT = 4096
 """Most waiting prompts of a batch."""
 AGAIN_S = 1.0
 """How many seconds launches pause after the journal refused jobs."""
-USERS_LIMIT = 1000
-"""Most jobs that are counted when a model in use is to be removed."""
 
 log = logging.getLogger("prorl.rollout_broker")
 
