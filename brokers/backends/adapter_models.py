@@ -92,7 +92,7 @@ class AdapterModels:
         self._left.pop(model, None)
 
     def update_begins(self, model: str, base: str, loaded: Iterable[str]) -> None:
-        """Record an adapter's base, and forget which backends agreed in an earlier update.
+        """Record an adapter's base, and forget which backends agreed in an earlier update, if that has ended.
 
         Args:
             model: the adapter.
@@ -103,7 +103,8 @@ class AdapterModels:
         if model not in self.bases:
             self._left[model] = set(loaded)
         self.bases[model] = base
-        self._agreed.pop(model, None)
+        if model not in self._begun:
+            self._agreed.pop(model, None)
 
     def agree(self, model: str, backends: set[str]) -> set[str]:
         """Record which backends have read the same files as most in a model's update; return those that are new."""
