@@ -297,8 +297,8 @@ class TinkerApi:
 
     def _make_room(self, owner: str, load: int) -> None:
         """Drop expired replies; raise `Busy` if all tokens, or this one, have too many requests without a reply."""
-        for request in list(self._requests.values()):
-            self._drop_expired(request)
+        for request_id in list(self._requests):
+            self._drop_expired(request_id)
         waiting = [one for one in self._requests.values() if not one.task.done()]
         if len(waiting) >= OPEN_LIMIT:
             raise Busy(f"{OPEN_LIMIT} requests of Tinker's API are open at this gateway", retry_after_s=1.0)
@@ -316,12 +316,12 @@ class TinkerApi:
     def _keep(self, request: _Request) -> None:
         """Keep an ended request for `FETCHED_S` from now."""
         request.kept_since = time.monotonic()
-        asyncio.get_running_loop().call_later(FETCHED_S, self._drop_expired, request)
+        asyncio.get_running_loop().call_later(FETCHED_S, self._drop_expired, request.promise.request_id)
 
-    def _drop_expired(self, request: _Request) -> None:
+    def _drop_expired(self, request_id: str) -> None:
         """Drop a request unless it was fetched again meanwhile."""
-        request_id = request.promise.request_id
-        if request.kept_since + FETCHED_S <= time.monotonic() and self._requests.get(request_id) is request:
+        request = self._requests.get(request_id)
+        if request is not None and request.kept_since + FETCHED_S <= time.monotonic():
             del self._requests[request_id]
 
     def _drop_oldest(self, ended: _Request) -> None:
