@@ -12,21 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast, get_args
 
 import numpy as np
 from msgspec.structs import replace
 
 from ..errors import MalformedMessage
-from ..wire.messages.jobs import ArrayForm, RecordForm
+from ..wire.messages.jobs import ArrayForm, ArrayType, RecordForm
 from ..wire.records import EXPERTS, RECORD_NAMES, SAMPLING_MASK, TEACHER, TOP_LOGPROBS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
-
-    from ..wire.messages.jobs import ArrayType
 
 ALIGNMENT = 64
 RUN_BYTES = 8
@@ -37,6 +35,7 @@ ARRAYS: Final = {
     TEACHER: ("teacher_logprobs", "teacher_top_ids", "teacher_top_logprobs"),
 }
 """The arrays of each record, in the order of a block; the first one has a row for each known token."""
+ITEM_BYTES: Final = {dtype: np.dtype(dtype).itemsize for dtype in get_args(ArrayType)}
 RAGGED: Final = {"mask_ids": "mask_counts"}
 """Arrays whose rows have different lengths, and the arrays of these lengths."""
 
@@ -317,7 +316,7 @@ def _problem(name: str, part: _Part, tokens: int) -> str:
 
 
 def _bytes(array: ArrayForm) -> int:
-    return int(np.dtype(array.dtype).itemsize) * prod(array.shape)
+    return ITEM_BYTES[array.dtype] * prod(array.shape)
 
 
 def _padded_bytes(array: ArrayForm) -> int:
