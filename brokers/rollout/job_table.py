@@ -26,7 +26,7 @@ stage process under a lease.
 
     last process for it on its sandbox's node left   → given back; INIT queued under the next attempt
     the same, silent with its whole node             → lost; INIT queued under the next attempt
-    the same, alone, and not back within `RETURN_S`  → lost; INIT queued under the next attempt
+    the same, alone, and not back within `RETURN_S`  → lost; INIT queued under the next attempt (SCORE's node, too)
     EVAL, then its sandbox     → one loss, which spends one attempt
 
     in a restored table, until the lease is over:
@@ -327,9 +327,10 @@ class JobTable:
         """Restart jobs whose sandbox's node lost its last process for their phase, unless the process may return."""
         for requirement, in_order in self.stages.take_unserved():
             self.queues.watch(requirement)
-            # If it fell silent while others of the node live, a supervisor may restart it.
             is_back = requirement.node is None or self.stages.can_serve(requirement)
-            if is_back or not (in_order or self.stages.on_node(requirement.node or "") is None):
+            # A process that fell silent alone may be restarted, and the node for SCORE, which needs only its disk.
+            is_lost = self.stages.on_node(requirement.node or "") is None and requirement.role != Phase.SCORE
+            if is_back or not (in_order or is_lost):
                 continue
             for record in self.queues.waiting(requirement):
                 record.attempts_given_back += in_order

@@ -2,9 +2,9 @@
 
 A handle is in the job's record or result, and so in the journal; the broker stores blocks without a handle itself. A
 block is released when its result is acknowledged, its job restarts or its event was stale. A node's full report lists
-its blocks: unknown ones are released, and missing ones are lost, like all blocks of a node that is gone. A job whose
-block is lost runs again. If a client cannot fetch a block, or its node shuts down, the node sends the block to the
-broker.
+its blocks: unknown ones are released, and missing ones are lost, like all blocks of a node that does not report for a
+lease (if only its broker died, its disk still has them). A job whose block is lost runs again. If a client cannot fetch
+a block, or its node shuts down, the node sends the block to the broker.
 
 Nodes learn of released blocks at the second tick afterwards, when the journal has the reason. A block that becomes a
 job's until then stays: its end was resent to a broker that had restarted.
@@ -43,7 +43,7 @@ class KeptBlocks:
         self._speakers: dict[str, str] = {}
         """The stage id under which each node reports its blocks."""
         self._awaited: dict[str, float] = {}
-        """Nodes that have not reported since this process began, and their deadlines."""
+        """Nodes that have not reported since this process began or they were gone, and their deadlines."""
         self._relays: dict[str, float] = {}
         """Jobs whose blocks the broker wants, and when to ask their nodes next."""
         self._lost: dict[str, None] = {}
@@ -98,12 +98,12 @@ class KeptBlocks:
         self._released += [(report.node, block_id) for block_id in there - ours.keys()]
         self.lose(job_id for block_id, job_id in ours.items() if block_id not in there)
 
-    def gone(self, stage_ids: Iterable[str]) -> None:
-        """Mark the blocks of nodes that reported under these stage ids as lost."""
+    def gone(self, stage_ids: Iterable[str], now: float) -> None:
+        """Give the nodes that reported under these stage ids a lease to report their blocks again."""
         gone = set(stage_ids)
         for node in [node for node, speaker in self._speakers.items() if speaker in gone] if gone else ():
             del self._speakers[node]
-            self._lose_node(node)
+            self._awaited[node] = now + self._lease_s
 
     def lose(self, job_ids: Iterable[str]) -> None:
         self._lost.update(dict.fromkeys(job_ids))

@@ -418,7 +418,7 @@ class RolloutBroker:
         self._jobs.queue.extend(table.tick(now))
         self._batches.tick(now)
         self._requests.sessions.tick(now)
-        self._jobs.blocks.gone(table.stages.take_gone())
+        self._jobs.blocks.gone(table.stages.take_gone(), now)
         self._run_lost_again(now)
         for stage_id, command in self._jobs.blocks.tick(now):
             self._stages.send(stage_id, command)

@@ -1117,6 +1117,29 @@ def test_a_lost_process_repeats_scoring_only() -> None:
     assert table.table.redelivered == 1
 
 
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_scoring_waits_for_the_node_of_its_trajectory(comes_back: bool) -> None:
+    table = Table()
+    for role in Phase:
+        table.stage(f"{role}-1")
+    table.submit(teacher="teacher")
+    table.done("init-1")
+    table.done("run-1", **BY_TEACHER | {"block": None}, kept=KEPT)
+    table.done("eval-1", reward=0.5)
+    assert table.where() == (Phase.SCORE, JobStatus.HELD)
+    table.tick(LEASE_S)
+    assert (table.where(), list(table.table.stages)) == ((Phase.SCORE, JobStatus.QUEUED), [])
+    if comes_back:
+        table.tick(LEASE_S + 4.0)
+        table.stage("score-2")
+        table.done("score-2", attempt=2, kept=KEPT, records=(SCORES,))
+        assert (table.result().reward, table.result().records) == (0.5, (SCORES,))
+    else:
+        table.tick(LEASE_S + 6.0)
+        outcome, reward, why = unscored(table.result())
+        assert (outcome, reward, why.partition(":")[0]) == (Outcome.COMPLETED, 0.5, "no_stage")
+
+
 def test_a_job_that_lost_all_attempts_of_scoring_keeps_its_reward() -> None:
     table = Table()
     table.bring_to(Phase.SCORE)

@@ -74,15 +74,29 @@ def test_a_report_without_blocks_says_nothing_of_them() -> None:
 def test_a_jobs_block_is_lost_with_its_node_and_only_with_the_life_that_spoke_last() -> None:
     blocks = made("a")
     blocks.reported(report("a", stage_id="run-n-again"))
-    blocks.gone(["run-n", "eval-n"])
+    blocks.gone(["run-n", "eval-n"], 0.0)
+    blocks.tick(LEASE_S)
     assert lost(blocks) == []
-    blocks.gone(["run-n-again"])
+    blocks.gone(["run-n-again"], 0.0)
+    blocks.tick(LEASE_S - 1)
+    assert lost(blocks) == []
+    blocks.tick(LEASE_S)
     assert lost(blocks) == ["job-a"]
+
+
+def test_a_node_that_reports_within_a_lease_keeps_its_blocks() -> None:
+    blocks = made("a", "b")
+    blocks.gone(["run-n"], 0.0)
+    blocks.reported(report("b"))
+    assert lost(blocks) == ["job-a"]
+    blocks.tick(LEASE_S)
+    assert lost(blocks) == []
 
 
 def test_a_job_that_has_not_ended_waits_with_its_loss_and_one_that_began_anew_has_none() -> None:
     blocks = made("a", "b")
-    blocks.gone(["run-n"])
+    blocks.gone(["run-n"], 0.0)
+    blocks.tick(LEASE_S)
     assert blocks.take_lost(lambda _: None) == []
     blocks.release("job-a")
     assert lost(blocks) == ["job-b"]
@@ -112,7 +126,8 @@ def test_a_relay_is_asked_for_again_until_the_block_has_come() -> None:
 
 def test_the_relay_of_a_node_that_is_gone_is_a_loss() -> None:
     blocks = made("a")
-    blocks.gone(["run-n"])
+    blocks.gone(["run-n"], 0.0)
+    blocks.tick(LEASE_S)
     assert lost(blocks) == ["job-a"]
     blocks.relay(["job-a"])  # by a client that was given the result before
     blocks.tick(0.0)
