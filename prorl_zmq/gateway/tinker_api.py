@@ -25,7 +25,7 @@ from aiohttp import web
 from ..errors import Busy, ProrlError
 from ..model_proxy.calls import CallRefused, Problem
 from ..model_proxy.dialects.common import invalid
-from ..wire.messages.base import JobIdentifier, KeyRole, new_id
+from ..wire.messages.base import POLICY, JobIdentifier, KeyRole, new_id
 from ..wire.messages.jobs import Sampling
 from .connection import check_may
 from .endpoint import Endpoint
@@ -67,7 +67,8 @@ LOGPROB_BYTES = 8
 class NewSamplingSession(Body, frozen=True):
     """Choose a model: by the service's name of it, by the name that its engine reports, or as `tinker://…/NAME`.
 
-    The service's name may have a version, `NAME@VERSION`.
+    The service's name may have a version, `NAME@VERSION`. An engine's name means no adapter. If engines of several
+    models report it, it means `policy`; without a `policy` among them it is refused.
     """
 
     session_id: JobIdentifier
@@ -254,10 +255,12 @@ class TinkerApi:
         if named.partition("@")[0] in models:
             await self._samples.check(Asked(model=named, instances=(), sampling=Sampling()))
             return named
-        by_engine = [name for name, one in models.items() if one.engine == named]
+        by_engine = sorted(name for name, one in models.items() if one.engine == named and not one.is_adapter)
         if not by_engine:
             raise unknown_model(named, models)
-        return by_engine[0]
+        if len(by_engine) > 1 and POLICY not in by_engine:
+            raise invalid(f"{named:.200} is the engine's name of {', '.join(by_engine)}: give one of these names")
+        return POLICY if POLICY in by_engine else by_engine[0]
 
     async def _sampled(self, sender: Sender, request_id: str, wanted: Wanted) -> bytes:
         """Return the replies to a request; drop it if its client stops asking for them."""

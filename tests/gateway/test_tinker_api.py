@@ -23,7 +23,8 @@ from prorl_zmq.data.scores import Scores
 from prorl_zmq.errors import Busy
 from prorl_zmq.gateway import tinker_api
 from prorl_zmq.gateway.endpoint import Call
-from prorl_zmq.gateway.tinker_api import TinkerApi
+from prorl_zmq.gateway.samples import Served
+from prorl_zmq.gateway.tinker_api import NewSamplingSession, TinkerApi
 from prorl_zmq.gateway.tinker_bodies import NewSample, TargetLogprobs, read_sample
 from prorl_zmq.inference.embedded.base_policy import base_policy
 from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
@@ -427,3 +428,32 @@ def test_a_token_sees_its_own_requests_only(tmp_path: Path) -> None:
 
     with two_models() as service:
         asyncio.run(main())
+
+
+def test_an_engines_name_is_no_adapter_and_only_one_model(tmp_path: Path) -> None:
+    """Of several models whose engines have the name, only `policy` is meant without being named."""
+
+    async def main(names: tuple[str, ...]) -> list[tuple[int, str]]:
+        async with gateway_of(service, tmp_path) as url, http(url) as client:
+            body = {"session_id": "s", "sampling_session_seq_id": 0}
+            path = "/api/v1/create_sampling_session"
+            answers = [await client.post(path, {**body, "base_model": name}) for name in names]
+            return [(status, said.get("sampling_session_id", said.get("error"))) for status, said in answers]
+
+    with two_models() as service:
+        assert asyncio.run(main(("scripted",))) == [(200, "s:0:policy")]
+    with LocalService(models={"b": say(lambda _: "b"), "a": say(lambda _: "a")}) as service:
+        several, named = asyncio.run(main(("scripted", "b")))
+    assert several == (400, "scripted is the engine's name of a, b: give one of these names")
+    assert named == (200, "s:0:b")
+
+    class WithAdapter(Silent):
+        async def models(self) -> dict[str, Served]:
+            return {"a": Served(engine="qwen", is_adapter=True), "base": Served(engine="qwen")}
+
+    async def of_base() -> Any:
+        asked = NewSamplingSession("s", 0, base_model="qwen")
+        call = Call(Sender(name="alice"), asked, {}, None, False, "", "")
+        return await TinkerApi(cast("Any", WithAdapter())).create_sampling_session(call)
+
+    assert asyncio.run(of_base())["sampling_session_id"] == "s:0:base"
