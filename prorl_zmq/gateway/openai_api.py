@@ -20,6 +20,7 @@ from ..model_proxy.dialects.chat_completions import ChatCompletions
 from ..model_proxy.dialects.common import event, invalid, status_of
 from ..model_proxy.event_writer import EventWriter
 from ..wire.messages.base import new_id
+from ..wire.messages.jobs import Sampling
 from .endpoint import ASIDE_TOKENS, Endpoint, decoded_body
 from .http_errors import RETRY_S, json_response
 from .openai_bodies import (
@@ -32,7 +33,7 @@ from .openai_bodies import (
     read_chat,
     read_completion,
 )
-from .samples import refused_by
+from .samples import Asked, refused_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,6 +53,7 @@ class OpenAiApi:
             Endpoint("POST", "/v1/chat/completions", self.chat_completions, raw=True),
             Endpoint("POST", "/v1/completions", self.completions, raw=True),
             Endpoint("GET", "/v1/models", self.list_models, name="models", raw=True),
+            Endpoint("GET", "/v1/models/{model:.+}", self.show_model, name="model", raw=True),
         )
 
     async def chat_completions(self, request: web.Request, sender: Sender) -> web.StreamResponse:
@@ -68,17 +70,18 @@ class OpenAiApi:
             models = await self._samples.models()
         except ProrlError as error:
             return _refusal(refused_by(error))
-        data = [
-            {
-                "id": name,
-                "object": "model",
-                "created": 0,
-                "owned_by": "prorl",
-                "max_model_len": one.context_tokens or None,
-            }
-            for name, one in sorted(models.items())
-        ]
-        return json_response({"object": "list", "data": data})
+        return json_response({"object": "list", "data": [_described(name, models[name]) for name in sorted(models)]})
+
+    async def show_model(self, request: web.Request, _sender: Sender) -> web.Response:
+        """Show one of these models, or NAME@VERSION while engines serve that version, in OpenAI's form."""
+        model = request.match_info["model"]
+        try:
+            served = await self._samples.served(Asked(model=model, instances=(), sampling=Sampling()))
+        except CallRefused as error:
+            return _refusal(error)
+        except ProrlError as error:
+            return _refusal(refused_by(error))
+        return json_response(_described(model, served))
 
     async def _answer(
         self, request: web.Request, sender: Sender, read: Callable[[dict[str, Any]], Request]
@@ -128,6 +131,11 @@ class OpenAiApi:
             refused = error if isinstance(error, CallRefused) else refused_by(error)
             await writer.finish(event(error_body(refused)))
         return writer.response
+
+
+def _described(name: str, served: Served) -> dict[str, Any]:
+    length = served.context_tokens or None
+    return {"id": name, "object": "model", "created": 0, "owned_by": "prorl", "max_model_len": length}
 
 
 def _object(data: bytes) -> dict[str, Any]:

@@ -51,8 +51,9 @@ def test_the_json_api(served: SharedService, tmp_path: Path) -> None:
 
 
 def test_openais_api(served: SharedService, tmp_path: Path) -> None:
-    models, chat, completion, scored = (json.loads(part) for part in run(served, EXAMPLES[1], tmp_path))
-    assert [model["id"] for model in models["data"]] == ["policy"]
+    models, model, chat, completion, scored = (json.loads(part) for part in run(served, EXAMPLES[1], tmp_path))
+    assert [one["id"] for one in models["data"]] == ["policy"]
+    assert model == models["data"][0]
     (choice,) = chat["choices"]
     assert len(choice["logprobs"]["content"]) == len(choice["token_ids"]) == chat["usage"]["completion_tokens"]
     assert [choice["prompt_token_ids"] for choice in completion["choices"]] == [[1, 2, 3]] * 2

@@ -56,6 +56,25 @@ def test_the_official_client_talks_with_two_models(tmp_path: Path) -> None:
         asked(service, tmp_path, body)
 
 
+def test_one_model_is_shown_as_in_the_list(tmp_path: Path) -> None:
+    async def body(gpt: openai.AsyncOpenAI) -> None:
+        listed = {one.id: one async for one in gpt.models.list()}
+        for name in ("policy", "teacher"):
+            assert await gpt.models.retrieve(name) == listed[name]
+        assert (await gpt.models.retrieve("teacher@0")).id == "teacher@0"
+        for name, words in (
+            ("nobody", "there are: policy, teacher"),
+            ("no/body", "there are: policy, teacher"),
+            ("teacher@3", "is not served now; there are: teacher@0"),
+        ):
+            with pytest.raises(openai.NotFoundError, match=words) as missing:
+                await gpt.models.retrieve(name)
+            assert missing.value.code == "model_not_found"
+
+    with two_models() as service:
+        asked(service, tmp_path, body)
+
+
 def test_completions_of_texts_and_of_token_ids(tmp_path: Path) -> None:
     async def body(gpt: openai.AsyncOpenAI) -> None:
         create, ids = gpt.completions.create, encode("hi").tolist()
