@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import zmq
 
-from prorl_zmq.errors import DuplicateBackend, EndpointInUse, EngineFailed, UnknownBackend
+from prorl_zmq.errors import ConfigError, DuplicateBackend, EndpointInUse, EngineFailed, UnknownBackend
 from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.hosting import host as host_module
 from prorl_zmq.inference.hosting.host import EngineHost, HostOptions
@@ -271,6 +271,24 @@ def test_while_its_name_is_taken_it_keeps_asking_and_sends_no_heartbeat(in_world
         broker.answers = lambda r: Refused(r.request_id, DuplicateBackend("taken", backend="engine-0").info())
         await broker.until(lambda: len(broker.requests) >= 4)
         assert {type(request) for request in broker.requests} == {AddBackend}
+
+    in_world(test)
+
+
+def test_a_backend_that_is_refused_for_good_ends_its_host_with_the_reason(in_world: InWorld) -> None:
+    async def test(world: Any) -> None:
+        broker = world.broker
+        await broker.until(lambda: any(isinstance(request, BackendAlive) for request in broker.requests))
+        refusal = ConfigError("engine-0 is the model of an adapter", key="name").info()
+        broker.answers = lambda r: Refused(r.request_id, refusal)
+        await broker.until(lambda: len(broker.requests) >= 4)  # refused heartbeats end nothing
+        broker.requests.clear()
+        unknown = UnknownBackend("who?", backend="engine-0").info()
+        broker.answers = lambda r: Refused(r.request_id, refusal if isinstance(r, AddBackend) else unknown)
+        with pytest.raises(ConfigError, match="engine-0 is the model of an adapter"):
+            await asyncio.wait_for(asyncio.shield(world.running), 10)
+        assert sum(isinstance(request, AddBackend) for request in broker.requests) <= 2
+        world.start_host()
 
     in_world(test)
 

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from support.waiting import until
 
+from prorl_zmq.commands.exit_codes import USAGE_ERROR
 from prorl_zmq.errors import InvalidJob, InvalidWeights, MalformedMessage, ModelInUse, NoBackend, WeightsHeld
 from prorl_zmq.inference.adapters import CONFIG, WEIGHTS
 from prorl_zmq.inference.tokenizer import decode
@@ -177,6 +178,18 @@ def test_an_engine_that_comes_late_loads_the_adapter_first(service: TestService,
         done = list(client.stream(timeout_s=60))
         assert [said(one) for one in done] == [["a-1"]] * 8
         assert {one.result.backend for one in done} == {"x", "y"}
+
+
+def test_an_engine_with_an_adapters_name_ends_with_the_reason(service: TestService, tmp_path: Path) -> None:
+    with service.client(timeout_s=60.0) as client:
+        start_engine(service, "x")
+        until(lambda: len(client.backends.list()) == 1, "the engine")
+        client.update_weights(adapter(tmp_path, "a", 1), 1, model="a")
+        flags = ("--connect", service.backend_broker, "--name", "y", "--model-name", "a", "--run-dir")
+        other = service.start("-m", "prorl_zmq.cli", "prorl-engine", *flags, str(service.folder))
+        assert other.wait(60) == USAGE_ERROR
+        assert "prorl-engine: a is the model of an adapter: give the backend another name, or" in service.log()
+        assert loaded(client) == {"x": {"a": (1,)}}
 
 
 def test_what_is_wrong_is_refused_by_name(service: TestService, tmp_path: Path) -> None:

@@ -170,6 +170,7 @@ class EngineHost:
 
         Raises:
             EngineFailed: the engine will never serve again.
+            ConfigError, InvalidEndpoint: the backend broker refuses such a backend, as one with an adapter's name.
         """
         metrics = asyncio.create_task(self._reporter.report_forever()) if self._reporter is not None else None
         try:
@@ -179,6 +180,8 @@ class EngineHost:
                 self._registration.announce(self._weight_version(), self._load(), problem, self._adapters.loaded)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), self._options.heartbeat_s)
+                if self._registration.refusal is not None:
+                    raise self._registration.refusal
         finally:
             if metrics is not None:
                 metrics.cancel()
@@ -432,7 +435,7 @@ def run_engine_host(start: Callable[[], Awaitable[Engine]], options: HostOptions
     """Run an engine host until SIGTERM or SIGINT; the main function of its process.
 
     Raises:
-        ConfigError, InvalidWeights: the engine cannot be started with its settings.
+        ConfigError, InvalidWeights: the engine cannot be started with its settings, or the backend broker refuses them.
         EngineFailed: it could not start (`starting` is true), or ended for good.
         InvalidEndpoint, EndpointInUse: the endpoint cannot be bound.
     """

@@ -5,8 +5,9 @@
 
 A restarted broker answers `unknown_backend`, and the host registers again at once. After `UNANSWERED_LIMIT` heartbeats
 without an answer the host reconnects, to the broker's current address. While another backend has the same name, the
-host sends `AddBackend` instead of heartbeats, which would renew the other registration. A host on another node than the
-service registers once the broker has sent it the list of allowed keys.
+host sends `AddBackend` instead of heartbeats, which would renew the other registration. A backend that is refused for
+its settings ends the host (`refusal`). A host on another node than the service registers once the broker has sent it
+the list of allowed keys.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ...errors import MalformedMessage, RequestTimeout, UnknownBackend
+from ...errors import ConfigError, InvalidEndpoint, MalformedMessage, RequestTimeout, UnknownBackend, from_info
 from ...security.request_connection import AsyncRequestConnection
 from ...wire import codec
 from ...wire.messages.backends import (
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     import zmq
 
+    from ...errors import ProrlError
     from ...security.allow_list import AllowList
     from ...security.keyring import Keyring
     from ...wire.messages.backends import AnyBackendReply as Answer
@@ -48,6 +50,8 @@ UNANSWERED_LIMIT = 5
 """Heartbeats without an answer after which the host reconnects to the backend broker."""
 PROBLEM_LIMIT = 1000
 """Most characters of a reported problem."""
+FINAL = frozenset({ConfigError.code, InvalidEndpoint.code})
+"""Codes of refusals that another try would not change."""
 GOODBYE_S = 1.0
 """Longest wait, when closing, for the backend broker to confirm."""
 
@@ -74,6 +78,8 @@ class Registration:
         self._adapters: dict[str, tuple[int, ...]] = {}
         self._weight_version = backend.weight_version
         self._registered = False
+        self.refusal: ProrlError | None = None
+        """Why the broker will never list the backend as it is; None: it may."""
         self._adding = ""
         """Id of the latest `AddBackend`; its answer says whether the host is registered."""
         self._connection = AsyncRequestConnection(
@@ -152,6 +158,8 @@ class Registration:
                     self.announce(self._weight_version)
             else:
                 log.warning("the backend broker refused: %s", reply.error.message)
+                if reply.request_id == self._adding and reply.error.code in FINAL:
+                    self.refusal = from_info(reply.error)
         elif reply.request_id == self._adding:
             self._registered = True
         return False
