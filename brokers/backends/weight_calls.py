@@ -6,12 +6,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...errors import UpdateNotBegun
+from ...errors import NoBackend, ProrlError, UpdateNotBegun
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...errors import ProrlError
     from ...wire.messages.backends import AnyBackendReply
     from ...wire.messages.engines import WeightUpdate
     from ...wire.sockets import Frame
@@ -71,10 +70,11 @@ class UnderWay:
     def error(self) -> ProrlError | None:
         """Return the first error, preferring any other to `UpdateNotBegun`.
 
-        For an `end` that some backends completed, `UpdateNotBegun` of a late backend is ignored: that backend is behind
-        and gets no jobs until it serves the version.
+        Of a step that some backends completed, backends that left the list are ignored, except for `begin`; so are late
+        ones with `UpdateNotBegun` of an `end`. They are behind, and get no jobs until they serve the version.
         """
-        errors = [error for error in self.outcomes.values() if error is not None]
-        if self.request.step == "end" and self.done():
-            errors = [error for error in errors if not isinstance(error, UpdateNotBegun)]
+        ignored: tuple[type[ProrlError], ...] = ()
+        if self.done() and self.request.step != "begin":
+            ignored = (NoBackend, UpdateNotBegun) if self.request.step == "end" else (NoBackend,)
+        errors = (error for error in self.outcomes.values() if error is not None and not isinstance(error, ignored))
         return min(errors, key=lambda error: isinstance(error, UpdateNotBegun), default=None)

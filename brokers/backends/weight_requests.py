@@ -8,9 +8,10 @@
     set      note the version
     remove                                ask for it again whenever a host has the adapter
 
-All hosts of a request share one deadline. The reply is `Done` if all did the step, else the error that explains the
-failure. A resent request joins the one in progress; a completed one gets the same reply again. Calls are resent after a
-lost connection. If the broker dies, the limits of hosts and broker end the update.
+All hosts of a request share one deadline. A backend that leaves the list ends its part at the next tick. The reply is
+`Done` if all others did the step, else the error that explains the failure; a `begin` fails also if a backend left. A
+resent request joins the one in progress; a completed one gets the same reply again. Calls are resent after a lost
+connection. If the broker dies, the limits of hosts and broker end the update.
 
 A backend that registers with older weights than wanted is asked to load them from the path of its model's last load.
 Frozen backends take no part. Each model has a trainer, an update and a wanted version of its own. A model that is no
@@ -195,19 +196,26 @@ class WeightRequests:
             log.warning("backend %s gets no jobs: %s", backend_id, member.trouble)
 
     def tick(self, now: float) -> None:
-        for under_way in [one for one in self._under_way.values() if one.until <= now]:
-            for request_id, backend_id in under_way.missing.items():
-                del self._calls[request_id]
-                late = RequestTimeout("its engine host did not answer in time")
-                under_way.outcomes[backend_id] = _named(late, backend_id)
-            under_way.missing.clear()
-            self._follow(under_way, now)
+        for under_way in tuple(self._under_way.values()):
+            for request_id, backend_id in tuple(under_way.missing.items()):
+                if under_way.until <= now:
+                    self._give_up(under_way, request_id, RequestTimeout("its engine host did not answer in time"))
+                elif backend_id not in self._heap:
+                    self._give_up(under_way, request_id, NoBackend("it was removed, or its host fell silent"))
+            if not under_way.missing:
+                self._follow(under_way, now)
         if self._informed_at is None:
             self._informed_at = now + self._lease_s
         self._is_informed = self._informed_at <= now
         for backend in self._heap.backends():
             if backend.adapters or backend.adapter_slots:
                 self._catch_up_adapters(backend.backend_id, now)
+
+    def _give_up(self, under_way: UnderWay, request_id: str, error: ProrlError) -> None:
+        """End a call without an answer."""
+        backend_id = under_way.missing.pop(request_id)
+        del self._calls[request_id]
+        under_way.outcomes[backend_id] = _named(error, backend_id)
 
     def next_deadline(self) -> float | None:
         return min((one.until for one in self._under_way.values()), default=None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -344,3 +346,18 @@ def test_a_host_that_is_born_again_loads_the_weights_of_the_others_by_itself(
         until(lambda: states(client) == {"a": ("ready", 8), "late": ("ready", 8)}, "both to have the weights")
         client.submit(long_job(number) for number in range(4))
         assert {version for one in client.stream(timeout_s=60) for version in one.versions} == {8}
+
+
+def test_an_engine_that_is_killed_in_an_update_is_waited_for_no_longer(service: TestService, tmp_path: Path) -> None:
+    with service.client() as client, service.client() as trainer, ThreadPoolExecutor(1) as thread:
+        start_engine(service, "a", make_policy(tmp_path, 0))
+        killed = start_engine(service, "b", tmp_path / "policy-0.npz")
+        until(lambda: len(client.backends.list()) == 2, "the engines to register")
+        killed.send_signal(signal.SIGSTOP)
+        update = thread.submit(trainer.update_weights, make_policy(tmp_path, 1), 1, timeout_s=600.0)
+        until(lambda: states(client).get("a") == ("ready", 1), "the weights of the engine that lives")
+        killed.kill()
+        assert update.result(60.0) is None
+        assert states(client) == {"a": ("ready", 1)}
+        start_engine(service, "b", tmp_path / "policy-0.npz")
+        until(lambda: states(client) == {"a": ("ready", 1), "b": ("ready", 1)}, "the engine that was started again")

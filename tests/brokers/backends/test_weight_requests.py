@@ -19,6 +19,7 @@ from prorl_zmq.wire.messages.backends import (
     Backend,
     BackendList,
     ListBackends,
+    RemoveBackend,
 )
 from prorl_zmq.wire.messages.base import Done, Refused
 from prorl_zmq.wire.messages.engines import WeightUpdate
@@ -337,6 +338,51 @@ def test_a_backend_that_dies_in_an_update_and_comes_again_loads_it_then() -> Non
     assert again[1].request.path == "/weights-3"
     service.answer(again[1])
     assert service.states() == {"x": ("ready", 3), "y": ("ready", 3)}
+
+
+@pytest.mark.parametrize(
+    "request_", [WeightUpdate("r", "load", 3, "/weights-3"), WeightUpdate("r", "end", 3), WeightUpdate("r", "set", 3)]
+)
+def test_a_backend_that_leaves_the_list_is_waited_for_no_longer(request_: WeightUpdate) -> None:
+    service = Service()
+    if request_.step == "end":
+        service.ask(WeightUpdate("b", "begin", 3, limit_s=60.0))
+        for call in service.calls().values():
+            service.answer(call)
+        service.replies.clear()
+    service.ask(request_)
+    calls = service.calls()
+    service.answer(calls["x"])
+    service.ask(RemoveBackend("gone", "y"), b"operator")
+    service.replies.clear()
+    service.tick(1.0)
+    assert service.reply() == Done("r")
+    assert service.states() == {"x": ("ready", 3)}
+    assert service.handler.weights.addresses() == set()
+    service.answer(calls["y"], ProrlError("it is too late"))
+    assert service.replies == []
+    service.add("y")
+    assert service.states()["y"] == ("behind", 0)
+    assert set(service.calls()) == ({"y"} if request_.path else set())
+
+
+@pytest.mark.parametrize("step", ["begin", "load"])
+def test_an_update_ends_without_new_weights_if_a_begin_or_all_backends_are_lost(step: Any) -> None:
+    service = Service("xy" if step == "begin" else "y")
+    service.ask(WeightUpdate("r", step, 3, "/weights-3" if step == "load" else "", limit_s=60.0))
+    calls = service.calls()
+    if step == "begin":
+        service.answer(calls["x"])
+    service.ask(RemoveBackend("gone", "y"), b"operator")
+    service.replies.clear()
+    service.tick(1.0)
+    for call in service.calls().values():
+        assert call.request.step == "cancel"
+        service.answer(call)
+    assert service.refusal() == ("no_backend", "y")
+    assert service.handler.next_deadline() is None
+    service.add("y")
+    assert set(service.states().values()) == {("ready", 0)}
 
 
 @pytest.mark.parametrize("other", [WeightUpdate("b", "begin", 4, limit_s=60.0), WeightUpdate("s", "set", 2)])
