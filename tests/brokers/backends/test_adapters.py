@@ -1,4 +1,4 @@
-"""Adapters as models: which backends load them, who gets them, which versions stay, and what is refused."""
+"""Adapters as models: which backends load them, and who gets them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from msgspec.structs import replace
 
 from prorl_zmq.brokers.backends.backend_ranking import BackendRanking
 from prorl_zmq.brokers.backends.request_handler import BackendRequestHandler
-from prorl_zmq.brokers.rollout.task_catalog import TaskCatalog
-from prorl_zmq.errors import EngineFailed, InvalidJob, InvalidWeights, ProrlError, from_info
-from prorl_zmq.stages.held_assignments import HeldAssignments
+from prorl_zmq.errors import EngineFailed, InvalidWeights, ProrlError
 from prorl_zmq.wire.messages.backends import (
     AddBackend,
     Assign,
@@ -20,7 +18,6 @@ from prorl_zmq.wire.messages.backends import (
     Backend,
     BackendAlive,
     BackendStatus,
-    GenerationFailed,
     HoldWeights,
     ListBackends,
     ListModels,
@@ -28,9 +25,6 @@ from prorl_zmq.wire.messages.backends import (
 )
 from prorl_zmq.wire.messages.base import Done, Refused
 from prorl_zmq.wire.messages.engines import WeightUpdate
-from prorl_zmq.wire.messages.jobs import Job, Phase
-from prorl_zmq.wire.messages.stages import Task
-from prorl_zmq.wire.records import TEACHER
 
 LEASE_S = 10.0
 NOW = 100.0
@@ -45,7 +39,7 @@ def digest_of(path: str) -> str:
 
 
 class Host:
-    """An engine host with adapter slots: what it has loaded, and what it refuses."""
+    """An engine host with adapter slots: what it has loaded, and what it refuses. All tests of adapters use it."""
 
     def __init__(self, name: str, base: str = "policy", slots: int = 2, *, frozen: bool = True) -> None:
         self.backend = Backend(backend_id=name, endpoint=f"ipc://{name}", name=base, frozen=frozen, adapter_slots=slots)
@@ -283,87 +277,6 @@ def test_a_wait_ends_with_what_each_backend_lacks() -> None:
     )
 
 
-def test_unpinned_jobs_go_by_the_newest_version_and_the_old_one_is_unloaded() -> None:
-    x = Host("x")
-    service = Service(x)
-    service.publish("a", 1)
-    assert service.assign("job").pinned is None
-    service.publish("a", 2)
-    assert x.adapters == {"a": (2,)}
-    assert service.given("job") == "x"
-
-
-def test_a_version_stays_loaded_until_no_job_is_pinned_to_it() -> None:
-    x, y = Host("x"), Host("y")
-    service = Service(x, y)
-    service.publish("a", 1)
-    first = service.assign("job", pin=True)
-    assert first.pinned == 1
-    service.publish("a", 2)
-    service.publish("a", 3)
-    assert x.adapters == y.adapters == {"a": (1, 3)}
-    assert service.assign("later", pin=True).pinned == 3
-    other = "y" if first.backend.backend_id == "x" else "x"
-    moved = service.assign("job", pin=True, pinned=1, leaving=first.backend.backend_id)
-    assert (moved.pinned, moved.backend.backend_id) == (1, other)
-    assert service.assign("job", pin=True, attempt=2).pinned == 3, "a new attempt begins with the newest"
-    service.pass_time(1)
-    assert x.adapters == y.adapters == {"a": (3,)}
-
-
-def test_a_pinned_job_waits_for_a_backend_with_its_version_and_holds_up_no_other() -> None:
-    x = Host("x")
-    service = Service(x)
-    service.publish("a", 1)
-    service.assign("job", pin=True)
-    service.publish("a", 2)
-    before = x.backend
-    x.backend = replace(before, adapters={"a": (2,)}, life="2")
-    service.register(x)
-    assert service.assign("job", pin=True, pinned=1, leaving="x") is None
-    assert service.given("other") == "x"
-    service.pass_time(2)
-    x.backend = before
-    service.register(x)
-    (reply,) = [one for name, one in service.replies.items() if name.startswith("job-")]
-    assert reply.pinned == 1
-    service.release("job")
-    service.pass_time(1)
-    assert x.adapters == {"a": (2,)}
-
-
-def test_jobs_that_wait_for_different_versions_do_not_hold_each_other_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = Host("x")
-    service = Service(x)
-    for version in (1, 2):
-        service.publish("a", version)
-    x.failure = EngineFailed("not now")
-    x.backend = replace(x.backend, adapters={}, life="2")
-    service.register(x)
-    waiting = {"first": {}, **{f"old-{number}": {"pinned": 1} for number in range(5)}}
-    for job_id, wants in waiting.items():
-        assert service.assign(job_id, wait_s=60.0, **wants) is None
-    tries: list[str] = []
-    assign = service.handler.heap.assign
-
-    def counted(request: Assign, *, anyhow: bool = False) -> Any:
-        tries.append(request.job_id)
-        return assign(request, anyhow=anyhow)
-
-    monkeypatch.setattr(service.handler.heap, "assign", counted)
-    service.ask(ListModels("models"))
-    assert tries == ["first", "old-0"], "if the first of its kind gets none, no other does"
-    assert service.handler.waiting_by_model() == {"a": 6}
-    x.backend = replace(x.backend, adapters={"a": (1,)})
-    service.pass_time(1)
-    assert {name.partition("-a-")[0] for name in service.replies if "-a-" in name} == {*waiting} - {"first"}
-    assert service.handler.waiting_by_model() == {"a": 1}
-    x.failure = None
-    x.backend = replace(x.backend, adapters={"a": (1, 2)})
-    service.pass_time(1)
-    assert service.handler.waiting == 0
-
-
 def test_a_backends_place_costs_the_same_with_many_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
     x, late = Host("x", slots=64), Host("late", slots=64)
     service = Service(x, late)
@@ -388,93 +301,6 @@ def test_a_backends_place_costs_the_same_with_many_adapters(monkeypatch: pytest.
     assert service.given("own", "policy") == "late", "it has fewer jobs"
 
 
-def test_a_pinned_version_stays_loaded_while_its_jobs_backend_is_lost() -> None:
-    x, y = Host("x"), Host("y")
-    service, held = Service(x, y), HeldAssignments("run-1")
-    service.publish("a", 7)
-    lost = service.given("job", pin=True)
-    held.wait("job/a", 1)
-    held.assigned("job/a", 1, lost, 7)
-    service.publish("a", 8)
-    away = service.hosts.pop(lost)
-    for _ in range(int(LEASE_S) + 1):
-        service.ask(held.report(full=True))
-        service.pass_time(1)
-    assert service.models() == ("a", "policy")
-    assert len(service.ask(ListBackends("list")).backends) == 1
-    service.register(away)
-    service.pass_time(1)
-    assert x.adapters == y.adapters == {"a": (7, 8)}
-    moved = service.assign("job", pin=True, pinned=7, leaving=lost)
-    assert moved.pinned == 7
-    held.release("job/a", 1)
-    service.ask(held.report(full=True))
-    service.release("job")
-    service.pass_time(1)
-    assert x.adapters == y.adapters == {"a": (8,)}
-
-
-def test_a_pinned_job_gets_its_backend_back_from_probation() -> None:
-    service = Service(Host("x"))
-    service.publish("a", 7)
-    service.given("first", pin=True), service.given("second", pin=True)
-    service.publish("a", 8)
-    service.ask(GenerationFailed("failed", "first", "x", "the server was restarted"))
-    assert service.assign("first", pin=True, pinned=7, leaving="x") is None
-    assert service.assign("second", pin=True, pinned=7, leaving="x") is None
-    service.pass_time(2)
-    (trial,) = [one for one in service.replies.values() if isinstance(one, Assigned)]
-    assert (trial.backend.backend_id, trial.pinned) == ("x", 7)
-    service.pass_time(4)
-    replies = [one for one in service.replies.values() if isinstance(one, Assigned | Refused)]
-    assert [getattr(one, "pinned", one) for one in replies] == [7, 7]
-
-
-def test_a_pinned_attempt_whose_version_is_gone_may_be_tried_again() -> None:
-    x = Host("x")
-    service = Service(x)
-    service.publish("a", 1)
-    service.given("job", pin=True)
-    service.publish("a", 2)
-    x.backend = replace(x.backend, adapters={"a": (2,)}, life="2")
-    service.register(x)
-    assert service.assign("job", pin=True, pinned=1, leaving="x", wait_s=2.0) is None
-    service.pass_time(3)
-    (refused,) = [one for one in service.replies.values() if isinstance(one, Refused)]
-    assert refused.error.code == "no_backend"
-    assert refused.error.fields["version_gone"] is True
-    assert "none has version 1 of the adapter" in refused.error.message
-
-
-def test_a_restarted_broker_keeps_adapters_and_learns_pins_before_it_unloads_a_version() -> None:
-    x = Host("x")
-    service = Service(x)
-    service.publish("a", 1)
-    pinned = service.assign("job", pin=True)
-    service.publish("a", 2)
-    records, weights = service.handler.take_changes(), service.handler.take_weights()
-    assert weights is not None
-    again = Service()
-    again.hosts = service.hosts
-    again.handler.restore([one for one in records.values() if one], again.now, weights=weights)
-    assert again.models() == ("a", "policy")
-    again.publish("a", 3)
-    assert x.adapters == {"a": (1, 2, 3)}, "it may be that jobs are pinned to them"
-    held = HeldAssignments("run-1")
-    held.wait("job/a", 1)
-    held.assigned("job/a", 1, "x", pinned.pinned)
-    again.ask(held.report(full=True))
-    for _ in range(int(2 * LEASE_S)):
-        again.ask(held.report(full=True))
-        again.pass_time(1)
-    assert x.adapters == {"a": (1, 3)}
-    held.release("job/a", 1)
-    again.ask(held.report(full=True))
-    again.pass_time(1)
-    assert x.adapters == {"a": (3,)}
-    assert x.asked[-1] == ("remove", "a", 0)
-
-
 @pytest.mark.parametrize("of_before", [False, True])
 def test_an_adapter_whose_first_load_did_not_end_is_forgotten(*, of_before: bool) -> None:
     service = Service(Host("x"))
@@ -488,56 +314,6 @@ def test_an_adapter_whose_first_load_did_not_end_is_forgotten(*, of_before: bool
     again.pass_time(0 if of_before else 60)
     assert again.handler.take_weights() == ()
     assert again.ask(AddBackend("add", Backend(backend_id="a", endpoint="ipc://a", name="a"))) == Done("add")
-
-
-def test_a_removed_model_is_unloaded_also_by_a_host_that_was_away() -> None:
-    x, y = Host("x"), Host("y")
-    service = Service(x, y)
-    service.publish("a", 1, trainer="t")
-    away = y.backend
-    del service.hosts["y"]
-    service.pass_time(LEASE_S + 1)
-    service.given("job")
-    refused = service.ask(WeightUpdate("remove", "remove", 0, model="a", trainer="t"))
-    assert (refused.error.code, refused.error.fields) == ("model_in_use", {"model": "a", "jobs": 1})
-    service.release("job")
-    held = service.ask(WeightUpdate("remove", "remove", 0, model="a", trainer="u"))
-    assert held.error.code == "weights_held"
-    assert service.ask(WeightUpdate("remove-2", "remove", 0, model="a", trainer="t")) == Done("remove-2")
-    assert x.adapters == {}
-    assert service.models() == ("policy",)
-    assert service.handler.take_weights() == ()
-    y.backend = away
-    service.register(y)
-    assert y.adapters == {}, "it does not serve what is removed"
-    assert service.publish("a", 1, trainer="u") == Done(f"load-a-1-u-{service.now}")
-
-
-def test_a_version_of_a_removed_model_is_free_once_no_host_may_have_it() -> None:
-    x, y = Host("x"), Host("y")
-    service = Service(x, y)
-    service.publish("a", 1)
-    away = y.backend
-    del service.hosts["y"]
-    service.pass_time(LEASE_S + 1)
-    assert service.ask(WeightUpdate("remove", "remove", 0, model="a")) == Done("remove")
-    for _ in range(2):
-        refused = service.publish("a", 1)
-        assert (refused.error.code, refused.error.fields) == ("engine_failed", {"backend": "y"})
-        assert service.publish("a", 2) == Done(f"load-a-2--{service.now}")
-        service.pass_time(1)
-    y.backend = away
-    service.register(y)
-    service.pass_time(1)
-    assert (x.adapters, y.adapters) == ({"a": (2,)}, {"a": (2,)})
-    assert service.publish("a", 1) == Done(f"load-a-1--{service.now}")
-    x.failure = EngineFailed("hangs")
-    assert service.ask(WeightUpdate("remove-2", "remove", 0, model="a")).error.fields == {"backend": "x"}
-    service.pass_time(1)
-    assert service.publish("a", 1).error.fields == {"backend": "x"}
-    x.failure = None
-    service.pass_time(2)
-    assert service.publish("a", 1) == Done(f"load-a-1--{service.now}")
 
 
 def test_each_adapter_has_a_trainer_and_versions_of_its_own() -> None:
@@ -558,116 +334,3 @@ def test_an_adapter_may_be_the_policy_of_a_frozen_base() -> None:
     service.publish("policy", 1)
     assert service.models() == ("base", "policy")
     assert service.assign("job", "policy", pin=True).pinned == 1
-
-
-def test_a_teacher_that_is_an_adapter_is_refused_with_the_reason() -> None:
-    service = Service(Host("x"))
-    service.publish("a", 1)
-    lacking = service.ask(ListModels("models")).lacking
-    assert [one.reason for one in lacking if (one.model, one.record) == ("a", TEACHER)] == ["adapters cannot"]
-    catalog = TaskCatalog(roles=[Phase.SCORE])
-    catalog.add([Task("task")])
-    catalog.list_models(["policy", "a"], lacking)
-    with pytest.raises(InvalidJob, match=r"the teacher 'a' cannot score texts: backend x .*: adapters cannot$"):
-        catalog.check(Job(task="task", instance={}, teacher="a"))
-
-
-def refusal(service: Service, request: WeightUpdate) -> tuple[str, str]:
-    reply = service.ask(request)
-    assert isinstance(reply, Refused)
-    return reply.error.code, reply.error.message
-
-
-@pytest.mark.parametrize(
-    ("request_", "code", "message"),
-    [
-        (WeightUpdate("r", "load", 1, "/1", model="c"), "no_backend", "could be of p or q: name its base"),
-        (WeightUpdate("r", "load", 1, "/1", model="c", base="z"), "no_backend", "backends of the model z have no ada"),
-        (WeightUpdate("r", "load", 1, "/1", model="a", base="q"), "no_backend", "a is an adapter of p, not of q"),
-        (WeightUpdate("r", "load", 1, "/1", model="q", base="p"), "malformed_message", "q is a model of backends"),
-        (WeightUpdate("r", "remove", 0, model="q"), "malformed_message", "q is a model of backends"),
-        (
-            WeightUpdate("r", "remove", 0, model="c"),
-            "no_backend",
-            "no adapter is published as the model c; adapters",
-        ),
-        (WeightUpdate("r", "begin", 2, model="a"), "malformed_message", "of which only a folder can be loaded"),
-        (WeightUpdate("r", "set", 2, model="a"), "malformed_message", "of which only a folder can be loaded"),
-    ],
-)
-def test_what_cannot_be_is_refused_by_name(request_: WeightUpdate, code: str, message: str) -> None:
-    p, q = Host("p1", base="p"), Host("q1", base="q")
-    service = Service(p, q)
-    service.publish("a", 1, base="p")
-    found = refusal(service, request_)
-    assert found[0] == code
-    assert message in found[1]
-    assert (p.adapters, q.adapters) == ({"a": (1,)}, {})
-
-
-def test_a_refusal_says_whether_a_trainer_may_wait() -> None:
-    def is_final(service: Service, **changes: Any) -> bool:
-        error = service.ask(WeightUpdate("r", "load", 1, "/1", **changes)).error
-        return bool(from_info(error).fields.get("final"))
-
-    service = Service(Host("p1", base="p"), Host("q1", base="q"), Host("r1", base="r", slots=0))
-    service.publish("a", 1, base="p")
-    for base in ("", "z", "r"):
-        assert is_final(service, model="c", base=base)
-    assert is_final(service, model="a", base="q")
-    assert is_final(Service(Host("p1", base="p", slots=0, frozen=True)), model="p")
-    none = Service(Host("x", slots=0))
-    assert not is_final(none, model="a"), "engines with slots may come"
-
-
-def test_a_late_backend_loads_no_other_files_as_a_published_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, late = Host("x"), Host("late")
-    service = Service(x)
-    service.publish("a", 1)
-    monkeypatch.setitem(DISK, "/adapters/a/1", digest_of("overwritten"))
-    service.register(late)
-    service.pass_time(3)
-    assert (x.adapters, late.adapters) == ({"a": (1,)}, {})
-    asked = [one for one in late.asked if one[0] == "load"]
-    assert asked == [("load", "a", 1)], "once, since the same files would be there again"
-    assert service.given("job") == "x"
-    restarted = BackendRequestHandler(LEASE_S)
-    restarted.restore([], service.now, weights=service.handler.take_weights() or ())
-    service.handler = restarted
-    for host in (x, late):
-        service.register(host)
-    service.pass_time(LEASE_S + 2)
-    assert (x.adapters, late.adapters) == ({"a": (1,)}, {}), "the journal has the digest"
-    error = from_info(service.publish("a", 1).error)
-    assert isinstance(error, InvalidWeights)
-    service.publish("a", 2)
-    assert (x.adapters, late.adapters) == ({"a": (2,)}, {"a": (2,)})
-
-
-def test_hosts_that_read_different_files_do_not_serve_them_as_one_version() -> None:
-    stale = Host("stale")
-    hosts = [Host("x"), Host("y"), stale]
-    service = Service(*hosts)
-    service.publish("a", 1)
-    stale.cached = digest_of("/adapters/a/1")
-    reply = service.publish("a", 2)
-    assert reply.error.code == "engine_failed"
-    assert "backend stale: the files in /adapters/a/2 changed while hosts read them" in reply.error.message
-    assert [one for one in stale.asked if one[0] == "remove"] == [("remove", "a", 2)]
-    service.pass_time(2)
-    assert [host.adapters for host in hosts] == [{"a": (2,)}] * 3
-    assert stale.asked.count(("load", "a", 2)) == 2, "the second time it read the other hosts' files"
-
-
-def test_without_slots_an_unknown_model_is_refused_with_those_there_are() -> None:
-    code, message = refusal(Service(Host("x", slots=0)), WeightUpdate("r", "load", 1, "/1", model="a"))
-    assert code == "no_backend"
-    assert "no backend serves the model a (there are policy)" in message
-    assert "needs backends with `lora`" in message
-
-
-def test_a_backend_cannot_have_the_name_of_an_adapter() -> None:
-    service = Service(Host("x"))
-    service.publish("a", 1)
-    reply = service.ask(AddBackend("add", Backend(backend_id="z", endpoint="ipc://z", name="a")))
-    assert (reply.error.code, reply.error.fields) == ("config_error", {"key": "name"})
