@@ -20,7 +20,7 @@ import zmq
 from msgspec.structs import replace
 
 from ...data.records import padded, scores_problem
-from ...data.trajectory import TOKEN_ID_BYTES, oldest_version, records_at
+from ...data.trajectory import TOKEN_ID_BYTES, oldest_version, records_at, records_in
 from ...errors import MalformedMessage, VersionMismatch
 from ...security.rights import Listener
 from ...wire import codec
@@ -96,9 +96,13 @@ class BlockServer:
         """Store the block of a phase's end, numbered for its broker; drop its records if there is no room for them.
 
         Return the end and its block, without the records that were dropped, and the handle; None: there is no room.
+
+        Raises:
+            MalformedMessage: the block is not what the end says.
         """
         block = memoryview(frame.buffer if isinstance(frame, zmq.Frame) else frame)
         version = oldest_version(block, end)
+        records_in(block, end)
         block_id = self._store.keep(broker, number, block)
         if end.records and (block_id is None or self._store.size(broker, block_id) != len(block)):
             end, block = without_records(end, block, "the node's disk was full")

@@ -9,8 +9,8 @@ import zmq
 from msgspec.structs import replace
 
 from ...data.conversations import LARGEST_REWARD, rewards_problem
-from ...data.records import padded, records_bytes, with_record
-from ...data.trajectory import TOKEN_ID_BYTES, block_bytes
+from ...data.records import padded, read_scores, records_bytes, with_record
+from ...data.trajectory import TOKEN_ID_BYTES, block_bytes, records_in
 from ...errors import MalformedMessage
 from ...wire.messages.jobs import Outcome, Phase
 from ...wire.messages.stages import BlockSent, PhaseEnd, PhaseFailed, TurnsShown
@@ -39,7 +39,8 @@ def checked_block(event: StageEvent, rest: Sequence[Frame]) -> Frame | None:
     """Check an event, and return the block that comes with it.
 
     Raises:
-        MalformedMessage: the block, a reward, the outcome or the turns are not as the event says or may be.
+        MalformedMessage: the block, a reward, the outcome, the turns, segments or records are not as the event says or
+            may be.
     """
     if isinstance(event, BlockSent | TurnsShown):
         expected = not event.lost if isinstance(event, BlockSent) else event.has_block
@@ -70,6 +71,13 @@ def checked_block(event: StageEvent, rest: Sequence[Frame]) -> Frame | None:
     size_bytes = records_bytes(scored) if scored else block_bytes(tokens, event.turns, event.records)
     if len(rest[0]) != size_bytes:
         raise MalformedMessage(f"{_name(event)}: the block has {len(rest[0])} bytes; its header announces {size_bytes}")
+    try:
+        if scored:
+            read_scores(rest[0], scored)
+        else:
+            records_in(rest[0], event)
+    except MalformedMessage as error:
+        raise MalformedMessage(f"{_name(event)}: {error.message}") from error
     return rest[0]
 
 

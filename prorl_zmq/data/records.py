@@ -58,7 +58,22 @@ def scores_problem(forms: Sequence[RecordForm], frames: Sequence[Any]) -> str:
     if len(frames) != 1:
         return f"expected 1 block frame, got {len(frames)}"
     size_bytes = records_bytes(forms)
-    return "" if len(frames[0]) == size_bytes else f"got {len(frames[0])} bytes; the header announces {size_bytes}"
+    if len(frames[0]) != size_bytes:
+        return f"got {len(frames[0])} bytes; the header announces {size_bytes}"
+    try:
+        read_scores(frames[0], forms)
+    except MalformedMessage as error:
+        return error.message
+    return ""
+
+
+def read_scores(block: Any, forms: Sequence[RecordForm]) -> Records:
+    """Return the records in a block of SCORE, which has no tokens, as views.
+
+    Raises:
+        MalformedMessage: as `read_records`.
+    """
+    return read_records(block, 0, forms, 2**31 - 1)
 
 
 class _Part(NamedTuple):

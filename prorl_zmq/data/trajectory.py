@@ -110,6 +110,18 @@ def array_views(block: Any, tokens: int, turns: int, records: Sequence[RecordFor
     )
 
 
+def records_in(block: Any, ended: Result | PhaseDone | PhaseFailed) -> Records:
+    """Return the records in a block of the announced size, as views.
+
+    Raises:
+        MalformedMessage: segments or records cannot be those of its tokens.
+    """
+    segments, tokens, forms = ended.segments, ended.tokens, ended.records
+    if segments and (list(segments) != sorted(set(segments)) or segments[-1] >= (tokens or 1)):
+        raise MalformedMessage(f"segments cannot begin at {segments} in {tokens} tokens")
+    return read_records(block, records_at(tokens, ended.turns, forms), forms, tokens) if forms else NO_RECORDS
+
+
 def pack_block(arrays: TokenArrays) -> NDArray[np.uint8]:
     """Return arrays in one new block, uint8 [`block_bytes(T, n)`]."""
     tokens, turns = len(arrays.token_ids), len(arrays.turns)
@@ -328,14 +340,10 @@ class Trajectory:
         Raises:
             MalformedMessage: the frame's size is not what `result` says, or its segments or records cannot be.
         """
-        if list(result.segments) != sorted(set(result.segments)) or result.segments[-1:] >= (result.tokens or 1,):
-            raise MalformedMessage(f"segments cannot begin at {result.segments} in {result.tokens} tokens")
         if (result.conversations or result.turn_rewards) and (problem := rewards_problem(result)):
             raise MalformedMessage(f"job {result.job_id}: {problem}")
         arrays = array_views(block, result.tokens, result.turns, result.records)
-        forms, at = result.records, records_at(result.tokens, result.turns, result.records)
-        records = read_records(block, at, forms, result.tokens) if forms else NO_RECORDS
-        return cls(**arrays._asdict(), result=result, records=records)
+        return cls(**arrays._asdict(), result=result, records=records_in(block, result))
 
 
 class TrajectoryBuilder:

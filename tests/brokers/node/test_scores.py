@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from prorl_zmq.brokers.loop import Loop
 from prorl_zmq.brokers.node.block_server import BlockServer
 from prorl_zmq.brokers.node.block_store import BlockStore
-from prorl_zmq.data.records import padded, records_bytes
+from prorl_zmq.data.records import padded
 from prorl_zmq.data.trajectory import block_bytes
 from prorl_zmq.security.zap_authenticator import ZapAuthenticator
 from prorl_zmq.wire.messages.blocks import is_block
@@ -27,8 +27,17 @@ if TYPE_CHECKING:
 
 TOKENS = 5
 BLOCK = np.zeros(block_bytes(TOKENS, 1), np.uint8).data
-SCORES = RecordForm("teacher", 1, (ArrayForm("teacher_logprobs", "float32", (1,)),))
-SCORE_BLOCK = bytes(range(records_bytes((SCORES,))))
+SCORES = RecordForm(
+    "teacher",
+    1,
+    (
+        ArrayForm("teacher_logprobs", "float32", (1,)),
+        ArrayForm("teacher_top_ids", "int32", (1, 0)),
+        ArrayForm("teacher_top_logprobs", "float32", (1, 0)),
+    ),
+)
+SCORE_BLOCK = np.array([0, 1], "<i4").tobytes().ljust(64, b"\0") + bytes(range(64))
+"""Of the first token."""
 RAN = PhaseDone(stage_id="run", job_id="a", attempt=1, phase=Phase.RUN, number=1, tokens=TOKENS, turns=1)
 
 
@@ -120,6 +129,7 @@ def test_a_lost_trajectory_costs_its_scores(node: Node, changes: dict[str, Any])
         ((SCORES,), (), "expected 1 block frame, got 0"),
         ((), (SCORE_BLOCK,), "expected the record teacher, got no record"),
         ((replace(SCORES, name="experts"),), (SCORE_BLOCK,), "expected the record teacher, got experts"),
+        ((SCORES,), (bytes(128),), "the record teacher has 1 rows of teacher_logprobs, not 0"),
     ],
 )
 def test_scores_that_are_not_what_they_claim_are_dropped_and_their_job_ends(
@@ -139,3 +149,13 @@ def test_scores_that_come_again_are_stored_once(node: Node) -> None:
     node.store.forget("rollout-0", [kept.block_id])  # the broker has the first end, and its note was lost
     assert node.take(scored(kept), SCORE_BLOCK) == first
     assert node.store.ids("rollout-0") == (first[1].block_id,)
+
+
+def test_a_trajectory_whose_records_cannot_be_read_goes_to_its_broker_as_it_is(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    ran = replace(RAN, records=(replace(SCORES, name="experts"),))
+    block = bytes(block_bytes(TOKENS, 1, ran.records))
+    assert node.server.take_end("n", Link(), ran, (block,)) == (ran, (block,), None)  # type: ignore[arg-type]
+    assert "a malformed end of job a goes to its broker as it is: the record experts has the arrays" in caplog.text
+    assert node.store.ids("rollout-0") == ()
