@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +14,11 @@ import msgspec
 import numpy as np
 import pytest
 import slime_types
+from framework_python import framework_python
 from recording_engine import RecordingEngine, experts_of
 from support.distillation import distillation_arguments
 from support.rescoring import teacher_policy
+from vllm_python import environment
 
 from prorl_zmq import Job, Role, Sampling
 from prorl_zmq.errors import BatchFailed, EngineFailed, InvalidBatch, InvalidJob
@@ -34,6 +39,8 @@ if TYPE_CHECKING:
     from prorl_zmq.stages.handler import EvalPhase, PhaseData, RunPhase
 
 SIZE = 3
+TALK = Path(__file__).parents[1] / "verl_talk.py"
+TALK_S = 120.0
 ASKED = ("top_logprobs:4", "experts")
 
 
@@ -225,6 +232,24 @@ def test_a_dropped_record_ends_no_slime_training(service: LocalService, monkeypa
     assert [len(group) for group in output.samples] == [SIZE, SIZE]
     for sample in (one for group in output.samples for one in group):
         np.testing.assert_array_equal(sample.rollout_routed_experts, experts_of(np.array(sample.tokens))[:-1])
+
+
+@pytest.mark.proof
+def test_a_dropped_record_ends_no_verl_training(service: LocalService, tmp_path: Path) -> None:
+    ENGINE.forgets = ["experts", "experts"]
+    command = [framework_python("trainers"), str(TALK), service.front_door, str(SIZE)]
+    done = subprocess.run(
+        command, env=environment(tmp_path), cwd=tmp_path, capture_output=True, text=True, check=False, timeout=TALK_S
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert ENGINE.forgets == []
+    assert found["statuses"] == {"a": "finished", "b": "finished"}
+    assert len(found["rows"]) == 2 * SIZE
+    for row in found["rows"]:
+        *routes, last = row["routed_experts"]
+        np.testing.assert_array_equal(routes, experts_of(np.array(row["input_ids"]))[:-1])
+        assert not np.any(last), "verl's own row"
 
 
 def test_a_rollout_without_scores_ends_no_distillation(service: LocalService, monkeypatch: pytest.MonkeyPatch) -> None:
