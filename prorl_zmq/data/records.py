@@ -35,7 +35,7 @@ ARRAYS: Final = {
     TEACHER: ("teacher_logprobs", "teacher_top_ids", "teacher_top_logprobs"),
 }
 """The arrays of each record, in the order of a block; the first one has a row for each known token."""
-ITEM_BYTES: Final = {dtype: np.dtype(dtype).itemsize for dtype in get_args(ArrayType)}
+ITEM_BYTES: Final[dict[str, int]] = {dtype: np.dtype(dtype).itemsize for dtype in get_args(ArrayType)}
 RAGGED: Final = {"mask_ids": "mask_counts"}
 """Arrays whose rows have different lengths, and the arrays of these lengths."""
 
