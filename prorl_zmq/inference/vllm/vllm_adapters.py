@@ -16,7 +16,7 @@ import numpy as np
 
 from ...errors import ConfigError, EngineFailed, InvalidWeights
 from ...system.threads import run_aside
-from ..adapters import CONFIG, PREFIX, WEIGHTS, check_adapter, not_loaded, takes_none
+from ..adapters import CONFIG, NOT_LINEAR, PREFIX, WEIGHTS, check_adapter, not_loaded, takes_none
 from ..checkpoint import read_in_time, read_tensors
 from .vllm_processes import is_cpu_build
 
@@ -112,8 +112,13 @@ class VllmAdapters:
         return LoRARequest(name, self._ids, str(path))
 
 
-def lora_flags(lora: LoraSlots | None) -> list[str]:
-    """Return vLLM's flags for these adapters; those that wait for a slot are kept in memory, too."""
+def lora_flags(lora: LoraSlots | None, model: Path | None) -> list[str]:
+    """Return vLLM's flags for these adapters; those that wait for a slot are kept in memory, too.
+
+    Args:
+        lora: the adapters; None: no flags.
+        model: the folder of the weights; None: not known, so a CPU build cannot score texts.
+    """
     if lora is None:
         return []
     rank = next(2**power for power in range(3, 10) if 2**power >= lora.rank)  # vLLM takes some ranks only
@@ -122,7 +127,23 @@ def lora_flags(lora: LoraSlots | None) -> list[str]:
         f"--max-loras={lora.slots}",
         f"--max-lora-rank={rank}",
         f"--max-cpu-loras={2 * lora.slots}",
+        *(_target_flags(model) if model is not None and is_cpu_build() else ()),
     ]
+
+
+def _target_flags(model: Path) -> list[str]:
+    """Return the flags that let adapters change linear layers only, not the output layer.
+
+    With an adaptable output layer, a vLLM on a CPU ends when it scores a text together with other requests: it takes
+    the text's positions for requests (vLLM 0.32, `PunicaWrapperCPU.add_lora_logits`).
+    """
+    modules = (
+        name.removesuffix(".weight").split(".")
+        for name, kind in read_tensors(model).items()
+        if name.endswith(".weight") and len(kind.shape) == 2
+    )
+    names = {steps[-1] for steps in modules if "experts" not in steps} - NOT_LINEAR
+    return ["--lora-target-modules", *sorted(names)]
 
 
 def _write_neutral(folder: Path, model: Path) -> None:

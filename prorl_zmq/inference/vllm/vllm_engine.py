@@ -138,7 +138,7 @@ class VllmEngine:
         with tailed_output() as tail:
             try:
                 with interruptible():
-                    llm = start_async_llm(name, [*lora_flags(lora), *arguments])
+                    llm = start_async_llm(name, [*lora_flags(lora, folder), *arguments])
                     kept = folder or downloaded_folder(llm)
             except ProrlError:
                 raise
@@ -147,7 +147,10 @@ class VllmEngine:
             except Exception as error:
                 cause = root_cause(f"{tail.text()}\n{''.join(traceback.format_exception(error))}")
                 raise EngineFailed(f"vLLM could not start with {name}: {cause or repr(error)}") from error
-        engine = cls(llm, kept, _description(llm.vllm_config, name, chat, lora), weight_version, lora)
+        description = _description(llm.vllm_config, name, chat, lora)
+        if lora is not None and folder is None and is_cpu_build():  # see `lora_flags`
+            description = replace(description, scores=False)
+        engine = cls(llm, kept, description, weight_version, lora)
         try:
             await llm.update_weight_version(str(weight_version))
             await engine._adapters.load_neutral()
