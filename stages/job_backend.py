@@ -138,16 +138,21 @@ class JobBackend:
 
         async def generate(backend: Backend) -> Generation:
             began = time.monotonic()
-            if backend.name != self.model:
-                version = self._backends.pinned(job.job_id, self._attempt, self.model)
-                more.update(adapter=self.model, adapter_version=version)
+            named = {**more, **self._adapter(backend)}
             done = await self._engines.generate(
-                backend, job.job_id, token_ids, sampling, stop_token_ids, timeout_s=job.episode.generation_s, **more
+                backend, job.job_id, token_ids, sampling, stop_token_ids, timeout_s=job.episode.generation_s, **named
             )
             GENERATE_SECONDS.observe(time.monotonic() - began, backend.backend_id)
             return done
 
         return await self._answered(generate)
+
+    def _adapter(self, backend: Backend) -> dict[str, Any]:
+        """Return the options with which a backend is asked for an adapter; empty: the model is the backend's own."""
+        if backend.name == self.model:
+            return {}
+        version = self._backends.pinned(self._job.job_id, self._attempt, self.model)
+        return {"adapter": self.model, "adapter_version": version}
 
     async def score(
         self, token_ids: NDArray[np.int32], segments: Sequence[int], top: int, chat: ChatSettings
@@ -171,8 +176,6 @@ class JobBackend:
         if any(start >= end for start, end in pairwise(edges)):
             raise InvalidJob(f"segments cannot begin at {list(segments)} in {len(token_ids)} tokens", field="segments")
         backend = await self.assigned()
-        if backend.name != self.model:
-            raise InvalidJob(f"{self.model} is an adapter, and only models of their own score texts", field="model")
         if not backend.scores:
             message = f"the model {self.model!r} cannot score texts: backend {backend.backend_id} ({backend.model})"
             raise InvalidJob(f"{message} has an engine without log-probs of a prompt", field="model")
@@ -209,9 +212,10 @@ class JobBackend:
     async def _score_segment(self, token_ids: NDArray[np.int32], top: int) -> Scores:
         async def score(backend: Backend) -> Scores:
             # Texts may wait at the engine, and before it, for long: the phase's limit counts.
+            asked = backend, self._job.job_id, token_ids, top, self._clock.limit_s
             while True:
                 try:
-                    return await self._engines.score(backend, self._job.job_id, token_ids, top, self._clock.limit_s)
+                    return await self._engines.score(*asked, **self._adapter(backend))
                 except Busy as error:
                     await asyncio.sleep(_pause_s(error))
 

@@ -223,21 +223,20 @@ class BackendRequestHandler:
     def _lacking_records(self) -> tuple[LackedRecord, ...]:
         """Return, of each model, the records that one of its backends does not give or gives least of.
 
-        The record `teacher` is that of a backend that can score texts, which adapters never do.
+        The record `teacher` is that of a backend that can score texts.
         """
         lacking: dict[tuple[str, str], LackedRecord] = {}
         adapters = self.heap.adapters.bases
         for one in self.heap.backends():
             for model in (one.name, *(adapter for adapter, base in adapters.items() if base == one.name)):
-                given = (*one.records, TEACHER) if one.scores and model == one.name else one.records
+                given = (*one.records, TEACHER) if one.scores else one.records
                 for name in (*RECORD_NAMES, TEACHER):
                     limit = one.top_limit if name == TOP_LOGPROBS and name in given else 0
                     known = lacking.get((model, name))
                     if (name not in given or 0 < limit < RECORD_TOP_LIMIT) and (
                         known is None or limit < known.top_limit
                     ):
-                        is_adapters = name == TEACHER and model != one.name
-                        reason = "adapters cannot" if is_adapters else one.unrecorded.get(name, "")
+                        reason = one.unrecorded.get(name, "")
                         lacking[model, name] = LackedRecord(model, name, one.backend_id, one.model, reason, limit)
         return tuple(lacking.values())
 

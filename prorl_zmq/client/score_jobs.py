@@ -57,7 +57,7 @@ class ScoreJobs:
         self._chats_by_model: dict[str, ChatSettings] = {
             name: one.chat for one in reversed(backends) for name in (*one.adapters, one.name)
         }
-        models = [one for one in backends if one.name == model]
+        models = [one for one in backends if model in (one.name, *one.adapters)]
         if models and not any(one.scores for one in models):
             listed = ", ".join(f"{one.backend_id} ({one.model})" for one in models)
             raise InvalidJob(f"no backend of the model {model!r} can score texts: {listed}", field="model")

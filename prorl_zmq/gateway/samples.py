@@ -211,7 +211,7 @@ class Samples:
             )
         return models | {
             one.model: models.get(one.base, Served())._replace(
-                versions=frozenset({one.weight_version}), scores=False, is_adapter=True
+                versions=frozenset({one.weight_version}), is_adapter=True
             )
             for one in listed.adapters
         }
@@ -297,9 +297,6 @@ class Samples:
             raise unknown_model(asked.name, models)
         if asked.version and asked.version not in map(str, served.versions):
             raise _outdated(asked, served.versions)
-        if asked.prompt_top is not None and served.is_adapter:
-            words = f"`{asked.name}` is an adapter, and only models of their own give log-probs of a prompt"
-            raise CallRefused(Problem.INVALID, f"{words}: serve the merged weights")
         if asked.prompt_top is not None and served.versions and not served.scores:
             words = f"the engines of the model {asked.name!r} ({served.engine}) do not give log-probs of a prompt"
             raise CallRefused(Problem.INVALID, words)

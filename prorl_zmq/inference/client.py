@@ -127,15 +127,27 @@ class EngineClient:
         return done
 
     async def score(
-        self, backend: Backend, job_id: str, token_ids: NDArray[np.int32], top: int, timeout_s: float
+        self,
+        backend: Backend,
+        job_id: str,
+        token_ids: NDArray[np.int32],
+        top: int,
+        timeout_s: float,
+        *,
+        adapter: str = "",
+        adapter_version: int | None = None,
     ) -> Scores:
         """Have a backend score a text, int32 [T] (`ScoringEngine.score`). Cancelling the call stops the scoring there.
+
+        Adapters are named as for `generate`.
 
         Raises:
             EngineFailed, Closed: as `generate`.
             Busy: more texts wait there than may; ask again after `retry_after_s`.
         """
-        request = Score(new_id(), job_id=job_id, top=top, life=backend.life)
+        request = Score(
+            new_id(), job_id=job_id, top=top, life=backend.life, model=adapter, weight_version=adapter_version
+        )
         with span(f"score {backend.model}", {"prorl.backend": backend.backend_id}, kind="client"):
             reply, frames = await self._request(backend, request, token_ids, timeout_s)
             with _named(backend):

@@ -186,7 +186,9 @@ class Engine(Protocol):
 class ScoringEngine(Engine, Protocol):
     """An engine whose description has `scores`."""
 
-    async def score(self, token_ids: NDArray[np.int32], top: int, job_id: str) -> Scores:
+    async def score(
+        self, token_ids: NDArray[np.int32], top: int, job_id: str, adapter: tuple[str, int] | None = None
+    ) -> Scores:
         """Score the text `token_ids`, int32 [T], in one forward pass.
 
         The log-probs are the model's own, at temperature 1. Cancelling the call stops the computation.
@@ -195,6 +197,7 @@ class ScoringEngine(Engine, Protocol):
             token_ids: the text.
             top: how many of the likeliest tokens to return for each position, from 0.
             job_id: the job of the text, for the engine's log.
+            adapter: as in `Wanted`; the scores then have its version. Only an `AdapterEngine` gets one.
 
         Raises:
             EngineFailed: the text is empty, too long, or holds an unknown id; `top` is over a limit of the engine; or

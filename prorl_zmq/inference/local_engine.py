@@ -162,7 +162,7 @@ class LocalEngine(ABC):
     @abstractmethod
     def _take_weights(self, weights: Any) -> None: ...
 
-    def _score_parts(self, token_ids: NDArray[np.int32], top: int) -> Iterator[Scores]:
+    def _score_parts(self, token_ids: NDArray[np.int32], top: int, adapter: tuple[str, int] | None) -> Iterator[Scores]:
         """Yield the scores of a text from its second token on, in parts: generations continue between two of them.
 
         Only called if the description has `scores`. The parts are of the weights that the engine has at the first one.
@@ -219,11 +219,18 @@ class LocalEngine(ABC):
             if running in self._running:
                 self._running.remove(running)
 
-    async def score(self, token_ids: NDArray[np.int32], top: int, job_id: str) -> Scores:  # noqa: ARG002
+    async def score(
+        self,
+        token_ids: NDArray[np.int32],
+        top: int,
+        job_id: str,  # noqa: ARG002
+        adapter: tuple[str, int] | None = None,
+    ) -> Scores:
         await self._admitted()
         check_scored(token_ids, top, self._description)
-        parts, version = [first_scores(top)], self._weight_version
-        for part in self._score_parts(token_ids, top):
+        self._check_adapter(adapter)
+        parts, version = [first_scores(top)], self._weight_version if adapter is None else adapter[1]
+        for part in self._score_parts(token_ids, top, adapter):
             parts.append(part)
             await asyncio.sleep(0)
             self._check_open()

@@ -169,9 +169,10 @@ class TransformersEngine(LocalEngine):
         if self._rows:
             self._decode_one()
 
-    def _score_parts(self, token_ids: NDArray[np.int32], top: int) -> Iterator[Scores]:
+    def _score_parts(self, token_ids: NDArray[np.int32], top: int, adapter: tuple[str, int] | None) -> Iterator[Scores]:
         ids = torch.from_numpy(token_ids.astype(np.int64)).to(self._device)
-        model, cache, mask = self._model, DynamicCache(), torch.ones_like(ids)[None]
+        model: Any = self._model if adapter is None else self._own_adapters().applied([adapter])
+        cache, mask = DynamicCache(), torch.ones_like(ids)[None]
         for start in range(0, len(ids) - 1, SCORED_TOKENS):
             end = min(start + SCORED_TOKENS, len(ids) - 1)
             with torch.inference_mode():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -41,8 +42,8 @@ def test_adapters_are_models_with_versions_of_their_own() -> None:
     found = asyncio.run(Samples(cast("Any", broker), cast("Any", None), "gateway").models())
     assert {name: (one.versions, one.scores, one.engine) for name, one in found.items()} == {
         "policy": ({3, 0}, True, "qwen"),
-        "a": ({7}, False, "qwen"),
-        "b": ({1}, False, "qwen"),
+        "a": ({7}, True, "qwen"),
+        "b": ({1}, True, "qwen"),
     }
     assert next(name for name, one in found.items() if one.engine == "qwen") == "policy", "by its engine's name"
 
@@ -59,12 +60,15 @@ def test_the_policy_is_listed_only_if_it_is_served() -> None:
     assert refused.message == "The model `policy` does not exist; there are: base."
 
 
-def test_the_prompts_of_an_adapter_are_not_scored() -> None:
+def test_the_prompts_of_an_adapter_are_scored_by_its_version() -> None:
     samples = samples_of("base", adapters=[AdapterModel("a", "base", 7)])
     asked = Asked(model="a@7", instances=(), sampling=Sampling(), prompt_top=1)
-    with pytest.raises(CallRefused, match="`a` is an adapter, and only models of their own") as refused:
-        asyncio.run(samples.check(asked))
-    assert refused.value.problem == Problem.INVALID
+    served = asyncio.run(samples.check(asked))
+    assert served is not None
+    assert (served.scores, served.versions, served.is_adapter) == (True, {7}, True)
+    with pytest.raises(CallRefused, match="`a@8` is not served now; there are: a@7") as refused:
+        asyncio.run(samples.check(replace(asked, model="a@8")))
+    assert refused.value.problem == Problem.NOT_FOUND
 
 
 def test_a_scored_request_asks_once_for_the_models_state(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -253,6 +254,7 @@ class Queue:
         self.queue = ScoreQueue(
             self.engine,  # type: ignore[arg-type]
             lambda: self.generating,
+            lambda _: nullcontext(),
             lambda _, reply, arrays: self.answers.append(reply.request_id),
             lambda _, request_id, error: self.failures.append(request_id),
         )

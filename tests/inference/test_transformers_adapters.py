@@ -102,6 +102,31 @@ def test_rows_of_eight_adapters_and_the_base_in_one_batch(models: list[Path], ad
     asyncio.run(main())
 
 
+def test_texts_are_scored_by_an_adapter_or_the_base_while_others_generate(
+    models: list[Path], adapters: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prorl_zmq.inference.transformers_engine.SCORED_TOKENS", 7)
+
+    async def main() -> None:
+        engine, text = new_engine(models[0]), np.random.default_rng(5).integers(0, 1024, 40).astype(np.int32)
+        for name in ("a.0", "a.1"):
+            await engine.load_adapter(name, 7, adapters[name])
+        running = asyncio.create_task(ask(engine, ("a.1", 7), 1))
+        reference = PeftReference(models[0])
+        for adapter, folder in ((("a.0", 7), adapters["a.0"]), (None, None), (("a.1", 7), adapters["a.1"])):
+            scores = await engine.score(text, 3, "job", adapter)
+            exact = reference.logprobs(folder, [text.tolist()], len(text) - 1)[0]
+            assert np.abs(scores.logprobs[1:] - exact).max() < CLOSE
+            assert scores.weight_version == (0 if adapter is None else 7)
+            assert (scores.top_logprobs[1:, 0] >= scores.logprobs[1:]).all()
+        assert distance(reference, adapters["a.1"], 1, await running).max() < CLOSE
+        with pytest.raises(EngineFailed, match=r"version 8 of the adapter a\.0 is not loaded"):
+            await engine.score(text, 3, "job", ("a.0", 8))
+        await engine.close()
+
+    asyncio.run(main())
+
+
 def test_a_version_loaded_and_one_removed_while_others_generate(models: list[Path], adapters: dict[str, Path]) -> None:
     async def main() -> None:
         engine = new_engine(models[0])

@@ -9,7 +9,9 @@ import signal
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.adapters import PeftReference, peft_adapter
 from support.services import PROCESS, serving
 from support.waiting import until
@@ -58,7 +60,7 @@ def test_each_trainers_rollouts_are_of_its_own_adapter_and_version_also_after_a_
         name: peft_adapter(base, tmp_path / name, seed) for seed, name in enumerate(["a-1", "a-2", "b-5"], start=1)
     }
     reference = PeftReference(base)
-    backend = f'[[backends]]\nkind = "transformers"\nmodel = {json.dumps(str(base))}\nfrozen = true\n'
+    backend = f'[[backends]]\nkind = "transformers"\nname = "base"\nmodel = {json.dumps(str(base))}\nfrozen = true\n'
     with serving(f"{PROCESS}{backend}lora = {{ slots = 2, rank = 8 }}\n") as service:
         service.wait_ready()
         with service.client() as first, service.client() as second:
@@ -71,6 +73,19 @@ def test_each_trainers_rollouts_are_of_its_own_adapter_and_version_also_after_a_
             shutil.rmtree(published)
             os.kill(service.child("engine"), signal.SIGKILL)
             found["a-2"] = rollouts(first, "a")
+            texts = found["b-5"]
+            for name in ("a-2", "b-5"):
+                model, version = name.split("-")
+                for text, one in zip(texts, first.score(texts, model=model, top=2), strict=True):
+                    exact = reference.logprobs(adapters[name], [text.token_ids.tolist()], len(text.token_ids) - 1)[0]
+                    assert np.abs(one.logprobs[1:] - exact).max() < CLOSE
+                    assert one.weight_version == int(version)
+            first.submit([replace(job("a", number), teacher="b:2") for number in range(JOBS)])
+            for one in first.stream(timeout_s=120):
+                rows = one.records.rows("teacher")
+                exact = reference.logprobs(adapters["b-5"], [one.token_ids.tolist()], len(one.token_ids) - 1)[0]
+                assert np.abs(one.records["teacher_logprobs"] - exact[rows - 1]).max() < CLOSE
+                assert one.result.metrics["teacher_weight_version"] == 5
             for name, done in found.items():
                 model, version = name.split("-")
                 assert {(one.result.model, one.versions) for one in done} == {(model, (int(version),))}

@@ -60,7 +60,12 @@ class EmbeddedEngine(LocalEngine):
             contexts[row, window - len(last) :] = last
         self._draw(self._running, self._policy.logits(contexts))
 
-    def _score_parts(self, token_ids: NDArray[np.int32], top: int) -> Iterator[Scores]:
+    def _score_parts(
+        self,
+        token_ids: NDArray[np.int32],
+        top: int,
+        adapter: tuple[str, int] | None,  # noqa: ARG002 - it has none
+    ) -> Iterator[Scores]:
         policy = self._policy
         contexts = policy.contexts(token_ids)
         for start in range(1, len(token_ids), SCORED_TOKENS):

@@ -64,6 +64,7 @@ from .score_queue import ScoreQueue, frame_bytes, token_array
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -152,7 +153,7 @@ class EngineHost:
         self._generations: dict[str, asyncio.Task[None]] = {}
         self._envelopes: dict[str, Sequence[Frame]] = {}
         """The envelope for the answer to each generation."""
-        self._scores = ScoreQueue(engine, lambda: bool(self._generations), self._send, self._refuse)
+        self._scores = ScoreQueue(engine, lambda: bool(self._generations), self._using, self._send, self._refuse)
         self._updates = EngineUpdates(engine)
         self._adapters = HostedAdapters(engine, options.adapters)
         self._updating: set[asyncio.Task[None]] = set()
@@ -375,13 +376,16 @@ class EngineHost:
 
     async def _answer(self, request: Generate, token_ids: NDArray[np.int32]) -> Generation:
         asked = token_ids, request.sampling, request.stop_token_ids, request.job_id
-        own = request.model in ("", self._options.name)
-        with nullcontext() if own else self._adapters.using(request.model, request.weight_version) as adapter:
+        with self._using(request) as adapter:
             wanted = Wanted(request.record, request.rows_known, adapter)
             if request.record:
                 asked_records(wanted, len(token_ids), request.sampling, self._engine.description)
             more: dict[str, Any] = {"wanted": wanted} if request.record or adapter else {}
             return await self._engine.generate(*asked, **more)
+
+    def _using(self, request: Generate | Score) -> AbstractContextManager[tuple[str, int] | None]:
+        own = request.model in ("", self._options.name)
+        return nullcontext() if own else self._adapters.using(request.model, request.weight_version)
 
     def _forget(self, request_id: str, _: asyncio.Task[None]) -> None:
         del self._generations[request_id], self._envelopes[request_id]

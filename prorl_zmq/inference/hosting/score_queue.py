@@ -22,6 +22,7 @@ from ..engine import checked_scores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     import zmq
     from numpy.typing import NDArray
@@ -60,6 +61,7 @@ class ScoreQueue:
     Args:
         engine: the host's.
         generating: returns whether a generation is under way.
+        using: keeps the adapter of a request loaded; gives its model and version, or None: the engine's own weights.
         answer: sends a reply and its arrays to the client of an envelope.
         fail: refuses a request, by its id, because of an error.
     """
@@ -68,10 +70,12 @@ class ScoreQueue:
         self,
         engine: Engine,
         generating: Callable[[], bool],
+        using: Callable[[Score], AbstractContextManager[tuple[str, int] | None]],
         answer: Callable[[Sequence[Frame], Scored, Sequence[bytes]], None],
         fail: Callable[[Sequence[Frame], str, Exception], None],
     ) -> None:
-        self._engine, self._generating, self._answer, self._fail = engine, generating, answer, fail
+        self._engine, self._generating, self._using = engine, generating, using
+        self._answer, self._fail = answer, fail
         self._asked: dict[str, _Asked] = {}
         self._waiting: deque[_Asked] = deque()
         self._rest_until = 0.0
@@ -154,7 +158,9 @@ class ScoreQueue:
     async def _score(self, asked: _Asked) -> None:
         request, token_ids, engine = asked.request, asked.token_ids, cast("ScoringEngine", self._engine)
         try:
-            scores = await engine.score(token_ids, request.top, request.job_id)
+            with self._using(request) as adapter:
+                more = {"adapter": adapter} if adapter else {}
+                scores = await engine.score(token_ids, request.top, request.job_id, **more)
             scores = checked_scores(scores, len(token_ids), request.top, engine.description.vocabulary)
         except asyncio.CancelledError:
             log.debug("scoring %s was aborted", request.request_id)

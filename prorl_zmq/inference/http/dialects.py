@@ -66,6 +66,8 @@ class Text:
     """int32 [T]."""
     top: int
     """How many of the likeliest tokens to list for each position."""
+    model: str = ""
+    """The server's name of an adapter; empty: the server's own weights."""
 
     @property
     def answer_limit_bytes(self) -> int:

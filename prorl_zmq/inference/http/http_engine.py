@@ -203,11 +203,13 @@ class HttpEngine:
         token_ids: NDArray[np.int32],
         top: int,
         job_id: str,  # noqa: ARG002 - servers log under their own names
+        adapter: tuple[str, int] | None = None,
     ) -> Scores:
+        name = "" if adapter is None else self._adapters.name(adapter)
         check_scored(token_ids, top, self._description)
-        dialect, text = cast("ScoringDialect", self._dialect), Text(token_ids, top)
+        dialect, text = cast("ScoringDialect", self._dialect), Text(token_ids, top, name)
         while True:
-            scores = await self._pause.pass_one(partial(self._ask_scores, dialect, text))
+            scores = await self._pause.pass_one(partial(self._ask_scores, dialect, text, adapter))
             if scores is not None:
                 return scores
 
@@ -310,19 +312,23 @@ class HttpEngine:
         check_records(generation.records, wanted.record, ids, positions=positions, vocabulary=vocabulary)
         return generation
 
-    async def _ask_scores(self, dialect: ScoringDialect, text: Text) -> Scores | None:
+    async def _ask_scores(self, dialect: ScoringDialect, text: Text, adapter: tuple[str, int] | None) -> Scores | None:
         """Return a text's scores; None: new weights came meanwhile."""
         self._check_open()
         updates, version = self._updates_begun, self._weights.weight_version
         body, limit_bytes = dialect.scoring(text), text.answer_limit_bytes
         answer = await self._connections.generate(dialect.path, body, limit_bytes=limit_bytes)
+        if answer.status == 404 and adapter is not None:  # the server was started again
+            await self._adapters.restore(adapter)
+            answer = await self._connections.generate(dialect.path, body, limit_bytes=limit_bytes)
         self._check_open()
         if (updates, version) != (self._updates_begun, self._weights.weight_version):
             return None
         if answer.status != 200:
             wrong = answer.status in REQUEST_IS_WRONG
             raise EngineFailed(f"{self._connections.url} refused or failed: {answer.excerpt()}", refused=wrong)
-        return replace(await asyncio.to_thread(dialect.scores_of, answer.body, text), weight_version=version)
+        scores = await asyncio.to_thread(dialect.scores_of, answer.body, text)
+        return replace(scores, weight_version=version if adapter is None else adapter[1])
 
     async def _answer(self, turn: Turn) -> Answer:
         return await self._connections.generate(

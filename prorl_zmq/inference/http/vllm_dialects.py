@@ -144,7 +144,8 @@ class VllmGenerate:
 
     def scoring(self, text: Text) -> bytes:
         parameters = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": text.top, "detokenize": False}
-        return msgspec.json.encode({"token_ids": text.token_ids.tolist(), "sampling_params": parameters})
+        named = _named(text.model)
+        return msgspec.json.encode({"token_ids": text.token_ids.tolist(), "sampling_params": parameters, **named})
 
     def scores_of(self, body: bytes, text: Text) -> Scores:
         return decoded(body, _VllmAnswer).scores(text)
@@ -209,7 +210,8 @@ class Completions:
 
     def scoring(self, text: Text) -> bytes:
         parameters = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": text.top}
-        return msgspec.json.encode({"prompt": text.token_ids.tolist(), **parameters, **_named(self._model)})
+        named = _named(text.model or self._model)
+        return msgspec.json.encode({"prompt": text.token_ids.tolist(), **parameters, **named})
 
     def scores_of(self, body: bytes, text: Text) -> Scores:
         return decoded(body, _VllmAnswer).scores(text)

@@ -190,15 +190,18 @@ class VllmEngine:
             return done
         return replace(done, spans=whole_span(len(done.token_ids), wanted.adapter[1]))
 
-    async def score(self, token_ids: NDArray[np.int32], top: int, job_id: str) -> Scores:
-        parameters, base = _scoring_parameters(top), self._adapters.request(None)
+    async def score(
+        self, token_ids: NDArray[np.int32], top: int, job_id: str, adapter: tuple[str, int] | None = None
+    ) -> Scores:
+        parameters, lora = _scoring_parameters(top), self._adapters.request(adapter)
         while True:
             self._check_open()
             check_scored(token_ids, top, self._description)
-            version, output = self._weight_version, await self._output(token_ids, parameters, job_id, base)
+            version, output = self._weight_version, await self._output(token_ids, parameters, job_id, lora)
             # Otherwise new weights came meanwhile; vLLM begins the next request with them.
             if output.outputs[0].finish_reason != "abort" and version == self._weight_version:
-                return replace(_scores(output.prompt_logprobs, token_ids, top), weight_version=version)
+                scored = version if adapter is None else adapter[1]
+                return replace(_scores(output.prompt_logprobs, token_ids, top), weight_version=scored)
 
     async def _output(self, token_ids: NDArray[np.int32], parameters: Any, job_id: str, adapter: Any) -> Any:
         """Return vLLM's answer to one request."""

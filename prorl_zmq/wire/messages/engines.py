@@ -69,7 +69,9 @@ class Score(Request, frozen=True, kw_only=True):
     top: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     """How many of the likeliest tokens to list for each position."""
     life: Annotated[str, Meta(max_length=64)] = ""
-    """As in `Generate`."""
+    """As in `Generate`, like `model` and `weight_version`."""
+    model: ModelName | Literal[""] = ""
+    weight_version: WeightVersion | None = None
 
 
 class Abort(Request, frozen=True):

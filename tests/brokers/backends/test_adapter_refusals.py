@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from prorl_zmq.brokers.rollout.task_catalog import TaskCatalog
 from prorl_zmq.errors import InvalidJob, from_info
@@ -22,15 +24,18 @@ from prorl_zmq.wire.records import TEACHER
 from .test_adapters import Host, Service
 
 
-def test_a_teacher_that_is_an_adapter_is_refused_with_the_reason() -> None:
-    service = Service(Host("x"))
+@pytest.mark.parametrize("scores", [True, False])
+def test_a_teacher_may_be_an_adapter_whose_engines_can_score(*, scores: bool) -> None:
+    host = Host("x")
+    host.backend = replace(host.backend, scores=scores)
+    service = Service(host)
     service.publish("a", 1)
     lacking = service.ask(ListModels("models")).lacking
-    assert [one.reason for one in lacking if (one.model, one.record) == ("a", TEACHER)] == ["adapters cannot"]
+    assert [one.model for one in lacking if one.record == TEACHER] == ([] if scores else ["policy", "a"])
     catalog = TaskCatalog(roles=[Phase.SCORE])
     catalog.add([Task("task")])
     catalog.list_models(["policy", "a"], lacking)
-    with pytest.raises(InvalidJob, match=r"the teacher 'a' cannot score texts: backend x .*: adapters cannot$"):
+    with nullcontext() if scores else pytest.raises(InvalidJob, match="the teacher 'a' cannot score texts: backend x"):
         catalog.check(Job(task="task", instance={}, teacher="a"))
 
 

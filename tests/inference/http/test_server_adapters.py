@@ -37,6 +37,8 @@ class Adapters:
 
     def __init__(self, server: Any, speech: Any) -> None:
         self.paths: dict[str, str] = {}
+        self.prompt_logprobs: list[Any] = []
+        """Of texts to score; empty: none is scored."""
         self._speech = speech
         server.handlers |= {LOAD: self.load, UNLOAD: self.unload, speech.path: self.generate}
 
@@ -58,6 +60,8 @@ class Adapters:
         name = body.get("model", "base")
         if name not in ("base", *self.paths):
             return error(404, f"The model `{name}` does not exist.")
+        if self.prompt_logprobs:
+            return web.json_response({"choices": [{}], "prompt_logprobs": self.prompt_logprobs})
         return self._speech.good(body)
 
 
@@ -108,6 +112,25 @@ def test_requests_name_the_adapters_version(engine_of: Any, tmp_path: Path) -> N
             assert adapters.paths == {}
             with pytest.raises(EngineFailed, match="version 7 of the adapter a is not loaded"):
                 await ask(engine, "a", 7)
+
+    asyncio.run(main())
+
+
+def test_texts_are_scored_by_the_adapters_version(engine_of: Any, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with engine_of() as (engine, server, adapters):
+            path = small_adapter(tmp_path / "given")
+            await engine.load_adapter("a", 7, path)
+            listed = [None, {"2": {"logprob": -0.5, "rank": 1}}, {"3": {"logprob": -1.5, "rank": 1}}]
+            adapters.prompt_logprobs = listed
+            adapters.paths.clear()  # the server was started again
+            for adapter, version, name in ((("a", 7), 7, "given"), (None, 0, "base")):
+                scores = await engine.score(PROMPT, 0, "job", adapter)
+                assert (scores.weight_version, scores.logprobs.tolist()) == (version, [0.0, -0.5, -1.5])
+                assert server.requests[-1][1].get("model", "base") == name
+            assert adapters.paths == {"given": str(path)}
+            with pytest.raises(EngineFailed, match="version 8 of the adapter a is not loaded"):
+                await engine.score(PROMPT, 0, "job", ("a", 8))
 
     asyncio.run(main())
 

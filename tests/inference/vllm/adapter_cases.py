@@ -14,6 +14,7 @@ import os
 import shutil
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,20 @@ class Cases:
         again = await self.ask("a0", prompts[0], LONG, 0)
         return {"old": old, "new": list(new), "meanwhile": meanwhile, "again": again, "loaded_s": loaded_s}
 
+    async def scored(self) -> list[dict[str, Any]]:
+        """Score texts of all adapters and of the base, mixed, after their prefixes were generated from."""
+
+        async def one(number: int, model: str | None) -> dict[str, Any]:
+            ids = np.random.default_rng([2, number]).integers(7, 1000, 36).astype(np.int32)
+            await self.ask(model, ids[:30])
+            with nullcontext() if model is None else self.adapters.using(model) as adapter:
+                done = await self.engine.score(ids, 2, "job", adapter)
+            spans, prompt = [[done.weight_version, 0, len(ids) - 1]], ids[:1].tolist()
+            plain = {"model": model, "prompt": prompt, "ids": ids[1:].tolist(), "spans": spans}
+            return {**plain, "logprobs": done.logprobs[1:].tolist()}
+
+        return list(await asyncio.gather(*(one(*each) for each in enumerate([None, *NAMES] * 2))))
+
     async def refused(self) -> dict[str, Any]:
         wrong = {
             name: await refusal(self.adapters.load("wrong", 1, self.folder / name))
@@ -114,6 +129,7 @@ async def main(model: Path, folder: Path, copies: Path, calls: int) -> dict[str,
         began = time.monotonic()
         mixed = await cases.mixed(calls)
         results = {"mixed": mixed, "mixed_s": time.monotonic() - began, "slots": engine.description.adapter_slots}
+        results["scored"] = await cases.scored()
         results["replaced"] = await cases.replaced()
         results["refused"] = await cases.refused()
         for name in NAMES:

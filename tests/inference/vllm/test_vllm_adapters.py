@@ -115,6 +115,13 @@ def test_no_call_is_answered_by_another_adapter(results: Any, models: list[Path]
     assert nearest > APART
 
 
+def test_no_text_is_scored_by_another_adapter(results: Any, models: list[Path], adapters: Path) -> None:
+    worst, nearest = errors(PeftReference(models[0]), adapters, results["scored"])
+    print(f"{len(results['scored'])} texts scored: worst {worst:.1e}, nearest other {nearest:.2f}")
+    assert worst < CLOSE
+    assert nearest > APART
+
+
 def test_a_version_loaded_while_another_generates(results: Any, models: list[Path], adapters: Path) -> None:
     """Each token is of its version's weights, and no prefix of one version is found by the other."""
     replaced = results["replaced"]
