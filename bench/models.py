@@ -317,13 +317,7 @@ def measure(quick: bool) -> list[Row]:
             scoring.kept >= least,
         ),
         Row("scored in that time", scoring.scored, "tokens/s"),
-        Row(
-            f"scores with the {TOP} likeliest tokens: largest difference to float64",
-            1e6 * scoring.error,
-            "millionths",
-            target=f"under {1e6 * CLOSE:g}",
-            holds=scoring.error < CLOSE,
-        ),
+        error_row(f"scores with the {TOP} likeliest tokens: largest difference to float64", scoring.error),
         Row(
             "rollouts with a teacher on the same cores, p50 of turns",
             taught.rate,
@@ -331,27 +325,16 @@ def measure(quick: bool) -> list[Row]:
             "rollouts without one",
             taught.kept,
         ),
-        Row(
+        error_row(
             f"the teacher's log-probs and those of its {TOP} likeliest tokens: largest difference to float64",
-            1e6 * taught.error,
-            "millionths",
-            target=f"under {1e6 * CLOSE:g}",
-            holds=taught.error < CLOSE,
+            taught.error,
         ),
-        Row(
+        wrong_row(
             f"two models, each updated {steps} times by its own trainer: tokens of another model or version",
             training.wrong,
             f"of {training.tokens:,}",
-            target="none",
-            holds=training.wrong == 0,
         ),
-        Row(
-            "their log-probs: largest difference to float64 of that version's weights",
-            1e6 * training.error,
-            "millionths",
-            target=f"under {1e6 * CLOSE:g}",
-            holds=training.error < CLOSE,
-        ),
+        error_row("their log-probs: largest difference to float64 of that version's weights", training.error),
         Row("an update of one model, p50", 1e3 * float(np.median(training.updates_s)), "ms"),
     ]
     if quick:
@@ -363,6 +346,14 @@ def measure(quick: bool) -> list[Row]:
     if python is None:
         raise Incomplete(WITHOUT, rows)
     return [*rows, *adapter_rows(python)]
+
+
+def error_row(what: str, error: float) -> Row:
+    return Row(what, 1e6 * error, "millionths", target=f"under {1e6 * CLOSE:g}", holds=error < CLOSE)
+
+
+def wrong_row(what: str, wrong: int, of: str) -> Row:
+    return Row(what, wrong, of, target="none", holds=wrong == 0)
 
 
 def training_rows() -> list[Row]:
@@ -393,20 +384,12 @@ def training_rows() -> list[Row]:
             for model, one in rises.items()
             if one is not None
         ),
-        Row(
+        wrong_row(
             "their batches' tokens of another adapter, or of another version than their trainer published last",
             wrong,
             f"of {tokens:,}",
-            target="none",
-            holds=wrong == 0,
         ),
-        Row(
-            "their log-probs: largest difference to the trainer's own",
-            1e6 * error,
-            "millionths",
-            target=f"under {1e6 * CLOSE:g}",
-            holds=error < CLOSE,
-        ),
+        error_row("their log-probs: largest difference to the trainer's own", error),
     ]
 
 
@@ -417,12 +400,10 @@ def adapter_rows(python: str) -> list[Row]:
     found = measure_adapters(python, CALLS, TURNS)
     beyond_ms = found.publish_ms - found.first_ms
     return [
-        Row(
+        wrong_row(
             f"calls over {SLOTS} adapters of one vLLM, updated meanwhile: by a wrong one or version, as peft rescores",
             found.wrong,
             f"of {found.calls:,}",
-            target="none",
-            holds=found.wrong == 0,
         ),
         Row(
             "their log-probs: largest difference to peft",

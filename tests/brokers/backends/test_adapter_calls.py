@@ -68,6 +68,16 @@ def removal_of(service: Service, name: str) -> EngineCall:
     return removal
 
 
+def with_stale_host() -> tuple[Service, Host, EngineCall]:
+    """Return a service whose hosts have loaded a new version, the one with other files, and the call to unload them."""
+    x, y, stale = Host("x"), Host("y"), Host("stale")
+    service = begun_update(x, y, stale)
+    stale.cached = digest_of("/adapters/a/1")
+    answer(service, "x", "y", "stale")
+    removal = removal_of(service, "stale")
+    return service, stale, removal
+
+
 def test_a_new_version_gets_jobs_once_most_hosts_have_read_the_same_files() -> None:
     service = begun_update(Host("x"), Host("y"), Host("z"))
     answer(service, "x")
@@ -90,11 +100,7 @@ def test_the_first_answer_may_be_of_the_wrong_files() -> None:
 
 
 def test_a_host_with_other_files_gets_no_jobs_until_it_has_unloaded_them() -> None:
-    x, y, stale = Host("x"), Host("y"), Host("stale")
-    service = begun_update(x, y, stale)
-    stale.cached = digest_of("/adapters/a/1")
-    answer(service, "x", "y", "stale")
-    removal = removal_of(service, "stale")
+    service, stale, removal = with_stale_host()
     service._announce(stale)
     assert models_of(service, "stale") == ("policy",)
     heap = service.handler.heap
@@ -130,11 +136,7 @@ def test_an_update_fails_if_no_majority_of_hosts_read_the_same_files() -> None:
 
 
 def test_a_host_with_other_files_gets_no_jobs_when_it_registers_again() -> None:
-    x, y, stale = Host("x"), Host("y"), Host("stale")
-    service = begun_update(x, y, stale)
-    stale.cached = digest_of("/adapters/a/1")
-    answer(service, "x", "y", "stale")
-    removal = removal_of(service, "stale")
+    service, stale, removal = with_stale_host()
     service.handler.handle([b"add", b""], AddBackend("add", stale.backend, heartbeats=True), service.now)
     assert models_of(service, "stale") == ("policy",)
     stale.backend = replace(stale.backend, adapters={})
