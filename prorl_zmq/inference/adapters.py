@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import EngineFailed, InvalidWeights
 from ..system.files import open_regular
-from .checkpoint import read_entries, read_tensors, some_names
+from .checkpoint import read_header, read_tensors, some_names
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -121,7 +121,7 @@ def check_adapter(path: Path, like: Path | None, rank: int) -> Adapter:
         config = _read_config(path)
         if config.r > rank:
             raise ValueError(f"its rank is {config.r}; this engine takes adapters up to {rank}")
-        offset, entries = read_entries(path / WEIGHTS)
+        offset, entries, _ = read_header(path / WEIGHTS)
         base = None if like is None else read_tensors(like)
         modules = _check_shapes(entries, config, base)
         if base is not None:

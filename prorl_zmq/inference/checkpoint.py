@@ -43,6 +43,15 @@ class Entry(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
+class Header(NamedTuple):
+    """The beginning of a safetensors file."""
+
+    data_at: int
+    """The offset of the tensors' data in the file."""
+    entries: dict[str, Entry]
+    metadata: dict[str, str]
+
+
 class TensorKind(NamedTuple):
     """A tensor's type and shape in a file's header."""
 
@@ -110,15 +119,20 @@ def read_tensors(path: Path) -> dict[str, TensorKind]:
             files = sorted(path.glob("*.safetensors"))
             if not files:
                 raise InvalidWeights(f"{path} holds no *.safetensors file", path=str(path))
-            return {name: kind for file in files for name, kind in _read_header(file).items()}
+            headers = {file.name: read_header(file).entries for file in files}
+            return _kinds(headers)
         places = _read_index(index)
-        headers = {file: _read_header(path / file) for file in sorted(set(places.values()))}
+        headers = {file: read_header(path / file).entries for file in sorted(set(places.values()))}
     except OSError as error:
         raise InvalidWeights(f"{path} cannot be read: {error}", path=str(path)) from error
     lost = [name for name, file in places.items() if name not in headers[file]]
     if lost:
         raise InvalidWeights(f"{index} names tensors that are not where it says: {some_names(lost)}", path=str(path))
-    return {name: kind for header in headers.values() for name, kind in header.items()}
+    return _kinds(headers)
+
+
+def _kinds(headers: dict[str, dict[str, Entry]]) -> dict[str, TensorKind]:
+    return {name: TensorKind(entry.dtype, entry.shape) for header in headers.values() for name, entry in header.items()}
 
 
 def _read_index(index: Path) -> dict[str, str]:
@@ -131,19 +145,11 @@ def _read_index(index: Path) -> dict[str, str]:
     raise InvalidWeights(f"{index} is not an index of safetensors files", path=str(index.parent))
 
 
-def _read_header(file: Path) -> dict[str, TensorKind]:
-    _, entries = read_entries(file)
-    return {name: TensorKind(entry.dtype, entry.shape) for name, entry in entries.items()}
-
-
-def read_entries(file: Path) -> tuple[int, dict[str, Entry]]:
-    """Read the beginning of a safetensors file: the header's length, and the header, which locates the tensors.
+def read_header(file: Path) -> Header:
+    """Read the header of a safetensors file, which locates the tensors.
 
     Implemented in Python: the library opens a file with the interpreter's lock held, so a hanging file would block
     everything.
-
-    Returns:
-        The offset of the tensors' data in the file, and the header's entries by name.
 
     Raises:
         InvalidWeights: it is not a whole safetensors file.
@@ -155,14 +161,14 @@ def read_entries(file: Path) -> tuple[int, dict[str, Entry]]:
             if not 0 < length <= min(HEADER_LIMIT_BYTES, size - LENGTH_BYTES):
                 raise ValueError("it has no header")
             header = msgspec.json.decode(content.read(length), type=dict[str, Any])
-        header.pop("__metadata__", None)
+        metadata = msgspec.convert(header.pop("__metadata__", None) or {}, dict[str, str])
         entries = msgspec.convert(header, dict[str, Entry])
         end = max((entry.data_offsets[1] for entry in entries.values()), default=0)
         if LENGTH_BYTES + length + end != size:
             raise ValueError("its length is not what its header says")
     except (ValueError, msgspec.MsgspecError, RecursionError, OSError) as error:
         raise InvalidWeights(f"{file} is not a whole safetensors file: {error}", path=str(file.parent)) from error
-    return LENGTH_BYTES + length, entries
+    return Header(LENGTH_BYTES + length, entries, metadata)
 
 
 def some_names(names: set[str] | list[str]) -> str:
