@@ -39,8 +39,9 @@ MAY_IMPORT = {
     "inference.embedded": BASE | {"inference", "inference.chat"},
     "inference.vllm": BASE | {"inference", "inference.chat"},
     "inference.http": BASE | {"inference", "inference.chat", "inference.tool_calls"},
+    "inference.weights": {"errors", "system", "inference"},
     "inference.hosting": BASE
-    | {"inference", "inference.chat", "inference.embedded", "inference.vllm", "inference.http"},
+    | {"inference", "inference.weights", "inference.chat", "inference.embedded", "inference.vllm", "inference.http"},
     "dockerfile": {"errors"},
     "tasks": {"errors", "system", "wire", "dockerfile"},
     "brokers": BASE,
