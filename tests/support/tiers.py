@@ -80,6 +80,7 @@ OF_PATH = {
     "tests/inference/test_transformers_engine.py": PROCESS,
     "tests/inference/test_vllm_processes.py": PROCESS,
     "tests/inference/vllm/": PROOF,
+    "tests/inference/weights/test_killed_copies.py": PROCESS,
     "tests/integrations/test_harbor.py": PROOF,
     "tests/integrations/test_nemo_gym.py": PROCESS,
     "tests/integrations/test_ray.py": PROOF,

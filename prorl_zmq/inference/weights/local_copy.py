@@ -1,0 +1,422 @@
+"""`LocalCopy`: a host's copy of a model's weights, a plain checkpoint that is brought from version to version in place.
+
+All engines of one model on a host share the folder: who changes it holds its lock (`flock`), who reads it shares the
+lock. `.weight_sync/state.json` has the version, where slime has it, and the version that is being written:
+
+    at rest           `version`; every tensor is that of the version
+    `writing` above   each tensor is that of `version` or of `writing`; one in which the process died is neither
+    no `version`      any tensor may be of any version
+
+A delta is applied tensor by tensor: one that has the new checksum already is skipped, any other is changed and must
+have it then. So a death between two tensors costs nothing. A tensor that is neither is found by its checksum, and the
+copy begins again with the newest full version, of which it reads the tensors that differ. So does a copy that was
+written before the machine was booted: its bytes may not have reached the disk. A delta's files are read and checked
+before the first byte is changed. No engine runs on the copy: engines load it during an update.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from ...errors import EngineFailed, InvalidWeights, RequestTimeout
+from ..checkpoint import INDEX, check_checkpoint, some_names
+from .stored_tensor import StoredTensor
+from .version_chain import Content, Version, find_route
+from .version_folder import DELTA, header_bytes, published_version, read_version, version_path, write_aside
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from .version_chain import Route
+    from .version_folder import Place, VersionFolder
+
+SYNC = ".weight_sync"
+THREADS = min(16, os.cpu_count() or 1)
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+log = logging.getLogger("prorl.engine")
+
+
+class State(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a copy's `state.json` says."""
+
+    version: str | None = None
+    """Six digits or more."""
+    weights: str = ""
+    """Identifies the version's content; empty: not known."""
+    writing: str | None = None
+    """The version whose delta is being applied."""
+    writing_weights: str = ""
+    boot: str = ""
+    """The boot of the machine in which this was written."""
+
+    @property
+    def had(self) -> Content | None:
+        """The version that the copy has, or from which it is being brought to the next one."""
+        return None if self.version is None else Content(int(self.version), self.weights)
+
+
+class Fetched(NamedTuple):
+    """What a `fetch` did."""
+
+    version: int
+    weights: str
+    read_bytes: int
+    """From the trainer's folder."""
+    tensors: int
+    """That were changed."""
+    seconds: float
+
+
+class _Torn(Exception):
+    """A tensor of the copy is of no version that we know."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """What one `fetch` counts, and when it must end."""
+
+    pool: ThreadPoolExecutor
+    until: float
+    read_bytes: int = 0
+    tensors: int = 0
+
+    def check_time(self) -> None:
+        if time.monotonic() > self.until:
+            raise RequestTimeout("the weights were not fetched in time")
+
+    def all(self, work: Callable[[str], int | None], names: Iterable[str]) -> None:
+        """Do the work for each tensor, in threads; it returns the bytes read, or None if there was nothing to do."""
+        futures = [self.pool.submit(work, name) for name in names]
+        try:
+            for future in futures:
+                read_bytes = future.result()
+                if read_bytes is not None:
+                    self.tensors += 1
+                    self.read_bytes += read_bytes
+        finally:
+            for future in futures:
+                future.cancel()
+            for future in futures:
+                if not future.cancelled():
+                    future.exception()
+
+
+class LocalCopy:
+    """One model's copy on this host.
+
+    Args:
+        folder: of the copy alone, on a disk of this host or in memory (/dev/shm); it is made if it is missing. The file
+            system needs room for one version.
+        like: the folder of the model that the engines started with: each version must have its tensors. None: it is
+            not on this host.
+        threads: that change tensors.
+    """
+
+    def __init__(self, folder: Path, like: Path | None, threads: int = THREADS) -> None:
+        self._folder = folder
+        self._like = like
+        self._threads = threads
+
+    @property
+    def had(self) -> Content | None:
+        """What the copy has; None: no whole version."""
+        state = self._state()
+        return state.had if state.writing is None else None
+
+    def fetch(self, root: Path, wanted: Content, until: float = inf) -> Fetched:
+        """Bring the copy to a version. Engines may generate meanwhile; who reads the copy is waited for.
+
+        Args:
+            root: the trainer's folder, with versions.
+            wanted: the version, and what identifies its content if that is known.
+            until: the end of the time allowed, by `time.monotonic`.
+
+        Raises:
+            InvalidWeights: the version or one on the way to it is missing, damaged, of other tensors, or of other
+                content than `wanted`; the message names it. The copy may be of no version then, but the next `fetch`
+                continues it.
+            EngineFailed: a file cannot be read or written; for instance, the disk is full.
+            RequestTimeout: it took too long; the next `fetch` continues.
+        """
+        began = time.perf_counter()
+        try:
+            with self._locked(fcntl.LOCK_EX), ThreadPoolExecutor(self._threads, "weights") as pool:
+                run = _Run(pool, until)
+                run.check_time()
+                try:
+                    self._fetch(root, wanted, run, self._state().had)
+                except _Torn as torn:
+                    log.warning("%s: %s; beginning again with a full version", self._folder, torn)
+                    self._fetch(root, wanted, run, None)
+        except _Torn as torn:
+            raise InvalidWeights(f"{root}: {torn}", path=str(root)) from None
+        except OSError as error:
+            raise EngineFailed(f"the weights could not be copied to {self._folder}: {error}") from error
+        state = self._state()
+        return Fetched(wanted.version, state.weights, run.read_bytes, run.tensors, time.perf_counter() - began)
+
+    @contextmanager
+    def reading(self, version: int) -> Iterator[Path]:
+        """Keep the copy unchanged while an engine loads it: the folder.
+
+        Raises:
+            InvalidWeights: it does not have this version.
+        """
+        with self._locked(fcntl.LOCK_SH):
+            had = self.had
+            if had is None or had.version != version:
+                what = "no whole version" if had is None else f"version {had.version}"
+                raise InvalidWeights(f"{self._folder} has {what}, not {version}", path=str(self._folder))
+            yield self._folder
+
+    # Ways -------------------------------------------------------------------------------------------------------------
+
+    def _fetch(self, root: Path, wanted: Content, run: _Run, had: Content | None) -> None:
+        target = read_version(version_path(root, wanted.version))
+        if wanted.weights and target.weights and wanted.weights != target.weights:
+            raise target.invalid("has other weights than the trainer published as this version")
+        wanted = Content(wanted.version, wanted.weights or target.weights)
+        problem = ""
+
+        def look(version: int) -> Version | None:
+            nonlocal problem
+            try:
+                if (full := self._full(root, version)) == self._like:
+                    return Version(version, full_bytes=read_version(full).size_bytes())
+                return published_version(root, version)
+            except InvalidWeights as error:
+                problem = problem or error.message
+            return None
+
+        route = find_route(look, had, wanted)
+        writing = self._state().writing
+        if had is not None and writing is not None and not self._finishes(root, route, writing):
+            route = find_route(look, None, wanted)
+        if route is None:
+            has = "has no version" if had is None else f"has version {had.version}"
+            raise target.invalid(
+                f"cannot be reached, since {problem or 'no full version is before it'}; the copy {has}"
+            )
+        self._follow(root, route, run)
+
+    def _full(self, root: Path, version: int) -> Path:
+        """Return where a full version is: version 0 of a trainer that publishes deltas alone is the engines' model."""
+        path = version_path(root, version)
+        return path if version or path.exists() or self._like is None else self._like
+
+    def _finishes(self, root: Path, route: Route | None, writing: str) -> bool:
+        """Return whether a route begins with the delta that was being applied."""
+        if route is None or route.anchor is not None or route.back or route.deltas[:1] != (int(writing),):
+            return False
+        return _delta(root, int(writing)).weights == self._state().writing_weights
+
+    def _follow(self, root: Path, route: Route, run: _Run) -> None:
+        if route.anchor is not None:
+            self._take_full(read_version(self._full(root, route.anchor)), route.anchor, run)
+        for version in route.deltas:
+            delta = _delta(root, version)
+            if delta.version != version:
+                raise delta.invalid(f"says that it is version {delta.version}")
+            if route.back:
+                self._undo(delta, run)
+            else:
+                self._apply(delta, run)
+
+    def _take_full(self, full: VersionFolder, version: int, run: _Run) -> None:
+        if full.version not in (None, version):
+            raise full.invalid(f"says that it is version {full.version}")
+        if self._like is not None:
+            check_checkpoint(full.path, self._like)
+        theirs = full.tensors
+        self._note(State())
+        is_new = not self._has_tensors(theirs)
+        if is_new:
+            self._allocate(theirs)
+        with _opened(full, os.O_RDONLY) as sources, _opened(self._own(), os.O_RDWR) as ours:
+
+            def take(name: str) -> int | None:
+                run.check_time()
+                wanted, form = theirs[name].checksum, full.checksum_format
+                if wanted and not is_new and ours[name].checksum(form) == wanted:
+                    return None
+                try:
+                    found = ours[name].copy_from(sources[name], form)
+                except ValueError as error:
+                    raise full.invalid(f"cannot be read, tensor {name}: {error}") from error
+                if wanted and found != wanted:
+                    raise full.invalid(f"has other bytes of {name} than its checksum says")
+                return theirs[name].length
+
+            run.all(take, _largest_first(theirs))
+        self._note(State(f"{version:06d}", full.weights))
+
+    def _apply(self, delta: VersionFolder, run: _Run) -> None:
+        state = self._state()
+        assert state.had is not None, "a route begins with a version"
+        if delta.base_version != state.had.version:
+            raise delta.invalid(f"is made for version {delta.base_version}, and the copy has {state.had.version}")
+        if delta.base_weights and state.weights and delta.base_weights != state.weights:
+            raise delta.invalid(f"is made for other weights of version {delta.base_version} than the copy has")
+        again = state.writing is not None
+        frames = self._frames(delta, run)
+        with _opened(self._own(), os.O_RDWR) as ours:
+            self._check_names(delta, ours)
+            self._note(msgspec.structs.replace(state, writing=f"{delta.version:06d}", writing_weights=delta.weights))
+
+            def change(name: str) -> int | None:
+                run.check_time()
+                wanted, form, tensor = delta.tensors[name].checksum, delta.checksum_format, ours[name]
+                if again and tensor.checksum(form) == wanted:
+                    return None
+                patch = tensor.apply_xor if delta.encoding == "xor" else tensor.apply_overwrite
+                try:
+                    found = patch(frames[name], form)
+                except ValueError as error:
+                    raise _Torn(f"{delta.name}, tensor {name}: {error}") from error
+                if found != wanted:
+                    raise _Torn(f"with {delta.name}, the tensor {name} does not get the checksum that it should have")
+                return len(frames[name])
+
+            run.all(change, _largest_first(delta.tensors))
+        self._note(State(f"{delta.version:06d}", delta.weights))
+
+    def _undo(self, delta: VersionFolder, run: _Run) -> None:
+        if delta.encoding != "xor":
+            raise _Torn(f"{delta.name} cannot be undone, since it is encoded by {delta.encoding}")
+        frames = self._frames(delta, run)
+        with _opened(self._own(), os.O_RDWR) as ours:
+            self._check_names(delta, ours)
+            self._note(State())
+
+            def restore(name: str) -> int:
+                run.check_time()
+                if ours[name].checksum(delta.checksum_format) != delta.tensors[name].checksum:
+                    raise _Torn(f"the tensor {name} is not that of version {delta.version}")
+                try:
+                    ours[name].apply_xor(frames[name])
+                except ValueError as error:
+                    raise _Torn(f"{delta.name}, tensor {name}: {error}") from error
+                return len(frames[name])
+
+            run.all(restore, _largest_first(delta.tensors))
+        self._note(State(f"{delta.base_version:06d}", delta.base_weights))
+
+    def _frames(self, delta: VersionFolder, run: _Run) -> dict[str, memoryview]:
+        """Return the frames of a delta, all of whose files are checked."""
+        files = sorted({*delta.weight_map.values()})
+        content = dict(zip(files, run.pool.map(delta.read_file, files), strict=True))
+        frames = {}
+        for name, place in delta.tensors.items():
+            frames[name] = content[place.file][place.at : place.at + place.length]
+            if len(frames[name]) != place.length:
+                raise delta.invalid(f"has {place.file} without the end of {name}")
+        return frames
+
+    def _check_names(self, delta: VersionFolder, ours: Mapping[str, StoredTensor]) -> None:
+        if unknown := delta.tensors.keys() - ours.keys():
+            raise delta.invalid(f"has tensors that the model lacks: {some_names(unknown)}; is it of this model?")
+
+    # Files ------------------------------------------------------------------------------------------------------------
+
+    def _own(self) -> VersionFolder:
+        """Return the copy, whose files have all tensors."""
+        try:
+            own = read_version(self._folder)
+            if not own.tensors:
+                raise own.invalid("has no tensors")
+        except InvalidWeights as error:
+            raise _Torn(f"the copy is damaged: {error.message}") from error
+        return own
+
+    def _has_tensors(self, theirs: Mapping[str, Place]) -> bool:
+        """Return whether the copy's files have room for just these tensors."""
+        try:
+            ours = self._own().tensors
+        except _Torn:
+            return False
+        return {name: place.kind for name, place in ours.items()} == {
+            name: place.kind for name, place in theirs.items()
+        }
+
+    def _allocate(self, theirs: Mapping[str, Place]) -> None:
+        """Make the copy's files, with the layout of a full version."""
+        for path in self._folder.iterdir():
+            if path.name != SYNC:
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        for file in sorted({place.file for place in theirs.values()}):
+            entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+            end = 0
+            for name, place in theirs.items():
+                if place.file == file:
+                    offsets = (end, end := end + place.length)
+                    entries[name] = {"dtype": place.kind.dtype, "shape": place.kind.shape, "data_offsets": offsets}
+            header = header_bytes(entries)
+            with (self._folder / file).open("wb") as made:
+                made.write(header.data)
+                made.flush()
+                if end:
+                    os.posix_fallocate(made.fileno(), len(header), end)
+        index = {"metadata": {}, "weight_map": {name: place.file for name, place in theirs.items()}}
+        write_aside(self._folder / INDEX, json.dumps(index).encode())
+
+    @contextmanager
+    def _locked(self, how: int) -> Iterator[None]:
+        sync = self._folder / SYNC
+        sync.mkdir(parents=True, exist_ok=True)
+        with (sync / "lock").open("a") as lock:
+            fcntl.flock(lock, how)
+            yield
+
+    def _state(self) -> State:
+        """Return the state; one that cannot be read, or was written before the last boot, says nothing."""
+        with suppress(OSError, msgspec.MsgspecError, ValueError):
+            state = msgspec.json.decode((self._folder / SYNC / "state.json").read_bytes(), type=State)
+            if state.boot in ("", _boot()) and all(
+                one is None or one.isdecimal() for one in (state.version, state.writing)
+            ):
+                return state
+        return State()
+
+    def _note(self, state: State) -> None:
+        content = msgspec.json.encode(msgspec.structs.replace(state, boot=_boot()))
+        write_aside(self._folder / SYNC / "state.json", content)
+
+
+@contextmanager
+def _opened(version: VersionFolder, flags: int) -> Iterator[dict[str, StoredTensor]]:
+    """Open the tensors of a full version, or of a copy."""
+    with ExitStack() as stack:
+        files: dict[str, int] = {}
+        for file in {*version.weight_map.values()}:
+            files[file] = os.open(version.path / file, flags)
+            stack.callback(os.close, files[file])
+        yield {name: StoredTensor(files[at.file], at.at, at.length) for name, at in version.tensors.items()}
+
+
+def _delta(root: Path, version: int) -> VersionFolder:
+    path = version_path(root, version)
+    return read_version(path / DELTA if (path / DELTA).is_dir() else path)
+
+
+def _largest_first(places: Mapping[str, Place]) -> list[str]:
+    return sorted(places, key=lambda name: -places[name].length)
+
+
+def _boot() -> str:
+    with suppress(OSError):
+        return BOOT_ID.read_text().strip()
+    return "unknown"

@@ -1,0 +1,405 @@
+"""A host's copy: brought to versions by whichever way, what is refused, and what becomes of a copy that was damaged."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import zstandard
+from support.weight_versions import (
+    KINDS,
+    assert_same,
+    damage,
+    model,
+    publish,
+    read_copy,
+    slime_apply,
+    slime_write,
+    step,
+    write_checkpoint,
+)
+
+from prorl_zmq.errors import EngineFailed, InvalidWeights, RequestTimeout
+from prorl_zmq.inference.checkpoint import INDEX
+from prorl_zmq.inference.weights import local_copy, tensor_delta
+from prorl_zmq.inference.weights.local_copy import LocalCopy
+from prorl_zmq.inference.weights.published_weights import PublishedWeights
+from prorl_zmq.inference.weights.version_chain import Content
+from prorl_zmq.inference.weights.version_folder import read_version, remove_version, version_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from support.weight_versions import Model
+
+COUNT = 4
+FILE = "model-00000-of-00001.safetensors"
+
+
+class World:
+    """A trainer that has published versions 1 to 4, and an empty copy."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.root = tmp_path / "published"
+        self.folder = tmp_path / "copy"
+        self.served = write_checkpoint(tmp_path / "served", model(99))
+        self.copy = LocalCopy(self.folder, self.served, threads=2)
+        self.models: dict[int, Model] = {}
+        self.contents: dict[int, Content] = {}
+        self.published = PublishedWeights(self.root, KINDS, threads=2)
+        weights = model()
+        for version in range(1, COUNT + 1):
+            self.publish(weights, version)
+            weights = step(weights, version, 0.01)
+
+    def publish(self, weights: Model, version: int) -> None:
+        self.models[version] = weights
+        self.contents[version] = Content(version, publish(self.published, weights, version).weights)
+
+    def fetch(self, version: int) -> int:
+        """Bring the copy to a version; return the bytes read."""
+        done = self.copy.fetch(self.root, self.contents[version])
+        assert (done.version, done.weights) == self.contents[version]
+        self.check(version)
+        return done.read_bytes
+
+    def check(self, version: int) -> None:
+        assert self.copy.had == self.contents[version]
+        with self.copy.reading(version) as folder:
+            assert_same(read_copy(folder), self.models[version])
+
+    def delta_file(self, version: int) -> Path:
+        return version_path(self.root, version) / FILE
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    one = World(tmp_path)
+    with one.published:
+        yield one
+
+
+FULL_BYTES = sum(len(one) for one in model().values())
+
+
+def test_versions_in_order(world: World) -> None:
+    assert world.fetch(1) == FULL_BYTES
+    for version in range(2, COUNT + 1):
+        assert 0 < world.fetch(version) < FULL_BYTES / 4
+    assert world.fetch(COUNT) == 0
+
+
+def test_a_late_host_takes_the_full_version_and_the_deltas(world: World) -> None:
+    assert FULL_BYTES < world.fetch(COUNT) < 1.5 * FULL_BYTES
+
+
+def test_a_host_that_missed_versions_takes_the_deltas(world: World) -> None:
+    world.fetch(1)
+    assert 0 < world.fetch(COUNT) < FULL_BYTES / 2
+
+
+def test_one_version_back_and_on_again(world: World) -> None:
+    world.fetch(4)
+    assert 0 < world.fetch(3) < FULL_BYTES
+    assert 0 < world.fetch(4) < FULL_BYTES / 4
+    assert world.fetch(2) > FULL_BYTES / 2
+
+
+def test_another_copy_of_the_host_sees_the_same(world: World) -> None:
+    world.fetch(2)
+    assert LocalCopy(world.folder, None).had == world.contents[2]
+    assert json.loads((world.folder / ".weight_sync/state.json").read_text())["version"] == "000002"
+
+
+def test_versions_in_several_files(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prorl_zmq.inference.weights.published_weights.PART_BYTES", 10_000)
+    monkeypatch.setattr("prorl_zmq.inference.weights.published_weights.DELTA_PART_BYTES", 1)
+    monkeypatch.setattr(tensor_delta, "PIECE_BYTES", 64)
+    world.fetch(2)
+    world.publish(model(5), 5)  # full, in other files than the copy's
+    world.publish(step(model(5), 5), 6)
+    assert world.fetch(6) > FULL_BYTES
+    assert not list(world.folder.glob("model-00001*"))
+    shutil.rmtree(world.folder)
+    world.fetch(6)
+    assert len(list(world.folder.glob("*.safetensors"))) == 3
+
+
+def test_a_full_version_is_read_only_where_it_differs(world: World) -> None:
+    world.fetch(4)
+    world.publish(world.models[4] | {"norm": model(7)["norm"]}, 2)
+    remove_version(version_path(world.root, 3))
+    assert world.fetch(2) == len(world.models[4]["norm"])
+
+
+def test_a_trainer_that_went_back(world: World) -> None:
+    """It publishes other weights under numbers that hosts know already."""
+    world.fetch(4)
+    with PublishedWeights(world.root, KINDS, threads=1) as again:
+        world.published, other = again, step(world.models[2], 77)
+        world.publish(other, 3)
+        assert world.fetch(3) > FULL_BYTES / 2
+        world.publish(step(other, 78), 4)
+        assert world.fetch(4) < FULL_BYTES / 2
+
+
+# Refused --------------------------------------------------------------------------------------------------------------
+
+
+def cut(content: bytearray) -> None:
+    del content[-7:]
+
+
+def flip(content: bytearray) -> None:
+    content[-7] ^= 4
+
+
+def refused(world: World, wanted: Content | int, problem: str) -> None:
+    content = world.contents[wanted] if isinstance(wanted, int) else wanted
+    with pytest.raises(InvalidWeights, match=problem):
+        world.copy.fetch(world.root, content)
+
+
+@pytest.mark.parametrize(("change", "problem"), [(cut, "whole safetensors file|bytes"), (flip, "of its checksums")])
+def test_a_damaged_delta_changes_nothing(world: World, change: Callable[[bytearray], object], problem: str) -> None:
+    world.fetch(2)
+    damage(world.delta_file(3), change)
+    refused(world, 3, problem)
+    world.check(2)
+    refused(world, 4, "weight_v000003")
+    world.check(2)
+    world.publish(step(world.models[4], 5), 5)
+    remove_version(version_path(world.root, 4))
+    refused(world, 5, "weight_v000005 cannot be reached, since weight_v000004 is not a folder")
+    world.check(2)
+
+
+def test_a_version_that_is_not_complete(world: World) -> None:
+    world.fetch(2)
+    (version_path(world.root, 3) / INDEX).unlink()
+    refused(world, 3, "weight_v000003 has no index: it is not complete")
+    refused(world, 4, "weight_v000004 cannot be reached, since weight_v000003 has no index")
+    world.delta_file(4).unlink()
+    refused(world, 4, "weight_v000004 cannot be read: .* No such file")
+    world.check(2)
+
+
+def test_a_damaged_full_version_is_named(world: World) -> None:
+    damage(world.delta_file(1), flip)
+    refused(world, 2, "weight_v000001 has other bytes of .* than its checksum says")
+    refused(world, 1, "weight_v000001 has other bytes of")
+    assert world.copy.had is None
+    world.publish(model(5), 5)
+    world.fetch(5)
+
+
+def test_a_number_that_was_used_again(world: World) -> None:
+    world.fetch(2)
+    refused(world, Content(3, "0" * 32), "weight_v000003 has other weights than the trainer published")
+    world.check(2)
+
+
+def test_a_delta_for_other_weights_of_this_number(world: World) -> None:
+    world.fetch(2)
+    state = world.folder / ".weight_sync/state.json"
+    state.write_text(state.read_text().replace(world.contents[2].weights, "0" * 32))
+    assert world.fetch(3) > FULL_BYTES / 4  # from the full version
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("delta_encoding", "dense", "weight_v000003 has the encoding 'dense'; we read xor, overwrite"),
+        ("compression_format", "lz4", "weight_v000003 has the compression 'lz4'; we read zstd"),
+        ("checksum_format", "blake3", "weight_v000003 has checksums of the form 'blake3'; we read xxh3-128, adler32"),
+        ("version", "000004", "weight_v000003 says that it is version 4"),
+        ("version", "0b1", "weight_v000003 has the version '0b1', which is no version"),
+        ("base_version", None, "weight_v000003 is version 3 on None"),
+        ("base_version", "000003", "weight_v000003 is version 3 on 3"),
+    ],
+)
+def test_indexes_that_are_refused(world: World, key: str, value: object, problem: str) -> None:
+    world.fetch(2)
+    index = version_path(world.root, 3) / INDEX
+    content = json.loads(index.read_text())
+    content["metadata"][key] = value
+    index.write_text(json.dumps(content))
+    refused(world, 3, problem)
+    world.check(2)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"[]", "has an index that cannot be read"),
+        (b"\xff", "has an index that cannot be read"),
+        (b'{"weight_map": {"a": "../x.safetensors"}}', "has an index that names files in other folders"),
+        (b"[" * 100_000, "has an index that cannot be read"),
+    ],
+)
+def test_files_that_are_no_index(world: World, content: bytes, problem: str) -> None:
+    (version_path(world.root, 3) / INDEX).write_bytes(content)
+    refused(world, 3, f"weight_v000003 {problem}")
+
+
+def test_weights_of_another_model(world: World, tmp_path: Path) -> None:
+    kinds = {**KINDS, "more": KINDS["norm"]}
+    with PublishedWeights(tmp_path / "other", kinds, threads=1) as other:
+        publish(other, model() | {"more": model()["norm"]}, 1)
+    with pytest.raises(InvalidWeights, match="has tensors that the model lacks: more"):
+        world.copy.fetch(tmp_path / "other", Content(1))
+    assert not list(world.folder.glob("*.safetensors"))
+
+
+def test_a_delta_of_another_model(world: World) -> None:
+    world.fetch(1)
+    before = {name: model()[name] for name in ("norm", "scale")} | {"more": model()["norm"]}
+    slime_write(world.root, 2000, before, step(before, 1))
+    shutil.rmtree(version_path(world.root, 2))
+    version_path(world.root, 2000).rename(version_path(world.root, 2))
+    index = version_path(world.root, 2) / INDEX
+    index.write_text(
+        index.read_text().replace("002000", "000002").replace("2000", "000002").replace("001999", "000001")
+    )
+    with pytest.raises(InvalidWeights, match="has tensors that the model lacks: more; is it of this model"):
+        world.copy.fetch(world.root, Content(2))
+    world.check(1)
+
+
+def test_an_engine_reads_no_other_version(world: World) -> None:
+    for had in ("no whole version", "version 1"):
+        with pytest.raises(InvalidWeights, match=f"has {had}, not 2"), world.copy.reading(2):
+            pass
+        world.fetch(1)
+
+
+def test_time_that_is_over(world: World) -> None:
+    world.fetch(1)
+    with pytest.raises(RequestTimeout, match="not fetched in time"):
+        world.copy.fetch(world.root, world.contents[4], until=time.monotonic() - 1)
+    world.check(1)
+
+
+def test_a_disk_without_room(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(local_copy.os, "posix_fallocate", full)
+        with pytest.raises(EngineFailed, match=r"could not be copied to .*No space left"):
+            world.fetch(1)
+    assert world.copy.had is None
+    world.fetch(1)
+
+
+# Damaged copies -------------------------------------------------------------------------------------------------------
+
+
+def test_a_tensor_of_the_copy_that_was_changed(world: World) -> None:
+    world.fetch(2)
+    place = read_version(world.folder).tensors["embed"]
+
+    def flip_one(content: bytearray) -> None:
+        content[place.at + 5] ^= 4
+
+    damage(world.folder / FILE, flip_one)
+    assert world.fetch(3) > FULL_BYTES / 4
+    damage(world.folder / FILE, flip_one)
+    assert world.fetch(2) > FULL_BYTES / 4  # back
+
+
+@pytest.mark.parametrize(
+    "state", [b"", b"{", b"null", b'{"version": "x"}', b'{"version": "000002", "boot": "another"}']
+)
+def test_a_state_that_says_nothing(world: World, state: bytes) -> None:
+    world.fetch(2)
+    (world.folder / ".weight_sync/state.json").write_bytes(state)
+    assert world.copy.had is None
+    world.fetch(3)
+
+
+def test_files_of_the_copy_that_are_gone(world: World) -> None:
+    world.fetch(2)
+    (world.folder / FILE).unlink()
+    (world.folder / "left").mkdir()
+    world.fetch(3)
+    damage(world.folder / FILE, cut)
+    world.fetch(4)
+    damage(world.folder / INDEX, cut)
+    world.fetch(3)
+    assert sorted(path.name for path in world.folder.iterdir()) == [".weight_sync", FILE, INDEX]
+
+
+def test_readers_and_writers_wait_for_each_other(world: World) -> None:
+    world.fetch(1)
+    fetching = threading.Thread(target=world.copy.fetch, args=(world.root, world.contents[2]))
+    with world.copy.reading(1) as folder, LocalCopy(world.folder, None).reading(1):
+        fetching.start()
+        fetching.join(0.05)
+        assert fetching.is_alive()
+        assert_same(read_copy(folder), world.models[1])
+    fetching.join(30)
+    world.check(2)
+
+
+# slime ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", ["xor", "overwrite"])
+def test_deltas_of_slime(tmp_path: Path, encoding: str) -> None:
+    """They begin at the engines' model, which is its version 0."""
+    weights = model()
+    copy = LocalCopy(tmp_path / "copy", write_checkpoint(tmp_path / "served", weights), threads=2)
+    for version in range(1, 6):
+        after = step(weights, version)
+        slime_write(tmp_path / "published", version, weights, after, encoding)
+        weights = after
+        if version != 3:
+            assert copy.fetch(tmp_path / "published", Content(version)).version == version
+            assert_same(read_copy(tmp_path / "copy"), weights)
+    copy.fetch(tmp_path / "published", Content(4))
+    full = write_checkpoint(version_path(tmp_path / "published", 6), weights)
+    (full / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(weights, "model.safetensors")}))
+    slime_write(tmp_path / "published", 7, weights, model(3), encoding)
+    copy.fetch(tmp_path / "published", Content(7))
+    assert_same(read_copy(tmp_path / "copy"), model(3))
+
+
+def test_a_wrong_delta_of_slime_is_found_by_its_checksums(tmp_path: Path) -> None:
+    served = write_checkpoint(tmp_path / "served", model())
+    copy = LocalCopy(tmp_path / "copy", served, threads=2)
+    slime_write(tmp_path / "published", 1, model(), step(model(), 1))
+    slime_write(tmp_path / "published", 2, step(model(), 5), step(model(), 2))  # on another version 1
+    copy.fetch(tmp_path / "published", Content(1))
+    with pytest.raises(InvalidWeights, match=r"with weight_v000002, the tensor .* does not get the checksum"):
+        copy.fetch(tmp_path / "published", Content(2))
+    assert copy.had is None
+    copy.fetch(tmp_path / "published", Content(1))
+    assert_same(read_copy(tmp_path / "copy"), step(model(), 1))
+
+
+@pytest.mark.parametrize("content", [bytes(10**8), b"\0"], ids=["long", "short"])
+def test_a_frame_that_does_not_fit_its_tensor(tmp_path: Path, content: bytes) -> None:
+    copy = LocalCopy(tmp_path / "copy", write_checkpoint(tmp_path / "served", model()), threads=2)
+    path = slime_write(tmp_path / "published", 1, model(), model() | {"norm": np.zeros(32, np.uint8)})
+    frame = np.frombuffer(zstandard.ZstdCompressor().compress(content), np.uint8)
+    safetensors.numpy.save_file({"norm": frame}, path / FILE, {"norm": "0" * 32})
+    with pytest.raises(InvalidWeights, match=r"tensor norm: its difference is (longer|shorter) than the tensor"):
+        copy.fetch(tmp_path / "published", Content(1))
+
+
+def test_slime_reads_ours(world: World, tmp_path: Path) -> None:
+    (first,) = version_path(world.root, 1).glob("*.safetensors")
+    local = tmp_path / "slime"
+    local.mkdir()
+    shutil.copy(first, local)
+    for version in range(2, COUNT + 1):
+        slime_apply(local, version_path(world.root, version))
+        assert_same(read_copy(local), world.models[version])
