@@ -23,6 +23,7 @@ BENCHES = (
     "fetch",
     "records",
     "models",
+    "weights",
     "overlap",
     "dispatch",
     "assign",

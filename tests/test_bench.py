@@ -21,6 +21,7 @@ NAMES = (
     "fetch",
     "records",
     "models",
+    "weights",
     "overlap",
     "dispatch",
     "assign",
