@@ -23,7 +23,7 @@ from prorl_zmq.inference.checkpoint import TensorKind
 from prorl_zmq.inference.weights.local_copy import LocalCopy
 from prorl_zmq.inference.weights.published_weights import PublishedWeights
 from prorl_zmq.inference.weights.version_chain import Content
-from prorl_zmq.inference.weights.version_folder import read_version
+from prorl_zmq.inference.weights.version_folder import read_version, version_path
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -114,7 +114,7 @@ def speeds(turns: int, tensors: int, elements: int) -> list[Row]:
             data.tofile(others / tensor)
         publish(published, weights, 1)
         began = time.process_time()
-        copy.fetch(root, Content(1))
+        copy.fetch(version_path(root, 1), Content(1))
         first = time.process_time() - began
         for version in range(2, turns + 2):
             train(weights, version)
@@ -122,7 +122,7 @@ def speeds(turns: int, tensors: int, elements: int) -> list[Row]:
             theirs, frames = slime_encode(weights, kept)
             encode.append((ours, theirs))
             began = time.process_time()
-            done = copy.fetch(root, Content(version))
+            done = copy.fetch(version_path(root, version), Content(version))
             apply.append((time.process_time() - began, slime_apply(frames, others)))
     rows = []
     for what, pairs, target in (("encode", encode, ENCODE_GB_S), ("apply", apply, APPLY_GB_S)):
@@ -145,7 +145,7 @@ def chain(versions: int) -> list[Row]:
         copy = LocalCopy(Path(name) / "copy", None, threads=1)
         for version in range(1, versions + 1):
             publish(published, weights, version)
-            read_bytes += copy.fetch(Path(name) / "root", Content(version)).read_bytes
+            read_bytes += copy.fetch(version_path(Path(name) / "root", version), Content(version)).read_bytes
             with copy.reading(version) as folder:
                 for tensor, place in read_version(folder).tensors.items():
                     content = (folder / place.file).read_bytes()[place.at : place.at + place.length]

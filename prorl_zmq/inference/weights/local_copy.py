@@ -35,12 +35,11 @@ from ...errors import EngineFailed, InvalidWeights, RequestTimeout
 from ..checkpoint import INDEX, check_checkpoint, some_names
 from .stored_tensor import StoredTensor
 from .version_chain import Content, Version, find_route
-from .version_folder import DELTA, header_bytes, published_version, read_version, version_path, write_aside
+from .version_folder import DELTA, header_bytes, published, read_version, version_path, write_aside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from .version_chain import Route
     from .version_folder import Place, VersionFolder
 
 SYNC = ".weight_sync"
@@ -79,6 +78,26 @@ class Fetched(NamedTuple):
     tensors: int
     """That were changed."""
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The wanted version's folder, and those of the versions before it next to it."""
+
+    path: Path
+    version: int
+    like: Path | None
+
+    def folder(self, version: int) -> Path:
+        """Return a version's folder. Version 0 of a trainer that publishes deltas alone is the engines' model."""
+        if version == self.version:
+            return self.path
+        path = version_path(self.path.parent, version)
+        return path if version or path.exists() or self.like is None else self.like
+
+    def delta(self, version: int) -> VersionFolder:
+        path = self.folder(version)
+        return read_version(path / DELTA if (path / DELTA).is_dir() else path)
 
 
 class _Torn(Exception):
@@ -137,11 +156,11 @@ class LocalCopy:
         state = self._state()
         return state.had if state.writing is None else None
 
-    def fetch(self, root: Path, wanted: Content, until: float = inf) -> Fetched:
+    def fetch(self, path: Path, wanted: Content, until: float = inf) -> Fetched:
         """Bring the copy to a version. Engines may generate meanwhile; who reads the copy is waited for.
 
         Args:
-            root: the trainer's folder, with versions.
+            path: the version's folder; those of the versions before it are next to it.
             wanted: the version, and what identifies its content if that is known.
             until: the end of the time allowed, by `time.monotonic`.
 
@@ -153,17 +172,18 @@ class LocalCopy:
             RequestTimeout: it took too long; the next `fetch` continues.
         """
         began = time.perf_counter()
+        source = _Source(path, wanted.version, self._like)
         try:
             with self._locked(fcntl.LOCK_EX), ThreadPoolExecutor(self._threads, "weights") as pool:
                 run = _Run(pool, until)
                 run.check_time()
                 try:
-                    self._fetch(root, wanted, run, self._state().had)
+                    self._fetch(source, wanted, run, self._state().had)
                 except _Torn as torn:
                     log.warning("%s: %s; beginning again with a full version", self._folder, torn)
-                    self._fetch(root, wanted, run, None)
+                    self._fetch(source, wanted, run, None)
         except _Torn as torn:
-            raise InvalidWeights(f"{root}: {torn}", path=str(root)) from None
+            raise InvalidWeights(f"{path.parent}: {torn}", path=str(path)) from None
         except OSError as error:
             raise EngineFailed(f"the weights could not be copied to {self._folder}: {error}") from error
         state = self._state()
@@ -185,8 +205,8 @@ class LocalCopy:
 
     # Ways -------------------------------------------------------------------------------------------------------------
 
-    def _fetch(self, root: Path, wanted: Content, run: _Run, had: Content | None) -> None:
-        target = read_version(version_path(root, wanted.version))
+    def _fetch(self, source: _Source, wanted: Content, run: _Run, had: Content | None) -> None:
+        target = read_version(source.path)
         if wanted.weights and target.weights and wanted.weights != target.weights:
             raise target.invalid("has other weights than the trainer published as this version")
         wanted = Content(wanted.version, wanted.weights or target.weights)
@@ -195,50 +215,31 @@ class LocalCopy:
         def look(version: int) -> Version | None:
             nonlocal problem
             try:
-                if (full := self._full(root, version)) == self._like:
-                    return Version(version, full_bytes=read_version(full).size_bytes())
-                return published_version(root, version)
+                return published(source.folder(version), version)
             except InvalidWeights as error:
                 problem = problem or error.message
             return None
 
         route = find_route(look, had, wanted)
-        writing = self._state().writing
-        if had is not None and writing is not None and not self._finishes(root, route, writing):
-            route = find_route(look, None, wanted)
+        state = self._state()
+        if state.writing is not None and had is not None:
+            starts = route is not None and route.anchor is None and route.deltas[:1] == (int(state.writing),)
+            if not starts or source.delta(int(state.writing)).weights != state.writing_weights:
+                route = find_route(look, None, wanted)  # the delta that was being applied is not on the way
         if route is None:
             has = "has no version" if had is None else f"has version {had.version}"
             raise target.invalid(
                 f"cannot be reached, since {problem or 'no full version is before it'}; the copy {has}"
             )
-        self._follow(root, route, run)
-
-    def _full(self, root: Path, version: int) -> Path:
-        """Return where a full version is: version 0 of a trainer that publishes deltas alone is the engines' model."""
-        path = version_path(root, version)
-        return path if version or path.exists() or self._like is None else self._like
-
-    def _finishes(self, root: Path, route: Route | None, writing: str) -> bool:
-        """Return whether a route begins with the delta that was being applied."""
-        if route is None or route.anchor is not None or route.back or route.deltas[:1] != (int(writing),):
-            return False
-        return _delta(root, int(writing)).weights == self._state().writing_weights
-
-    def _follow(self, root: Path, route: Route, run: _Run) -> None:
         if route.anchor is not None:
-            self._take_full(read_version(self._full(root, route.anchor)), route.anchor, run)
+            self._take_full(read_version(source.folder(route.anchor)), route.anchor, run)
         for version in route.deltas:
-            delta = _delta(root, version)
-            if delta.version != version:
-                raise delta.invalid(f"says that it is version {delta.version}")
             if route.back:
-                self._undo(delta, run)
+                self._undo(source.delta(version), run)
             else:
-                self._apply(delta, run)
+                self._apply(source.delta(version), run)
 
     def _take_full(self, full: VersionFolder, version: int, run: _Run) -> None:
-        if full.version not in (None, version):
-            raise full.invalid(f"says that it is version {full.version}")
         if self._like is not None:
             check_checkpoint(full.path, self._like)
         theirs = full.tensors
@@ -405,11 +406,6 @@ def _opened(version: VersionFolder, flags: int) -> Iterator[dict[str, StoredTens
             files[file] = os.open(version.path / file, flags)
             stack.callback(os.close, files[file])
         yield {name: StoredTensor(files[at.file], at.at, at.length) for name, at in version.tensors.items()}
-
-
-def _delta(root: Path, version: int) -> VersionFolder:
-    path = version_path(root, version)
-    return read_version(path / DELTA if (path / DELTA).is_dir() else path)
 
 
 def _largest_first(places: Mapping[str, Place]) -> list[str]:

@@ -24,7 +24,7 @@ from .version_chain import ANCHOR_SHARE, Version, is_anchor_due, needed_versions
 from .version_folder import (
     DELTA,
     FolderWriter,
-    published_version,
+    published,
     published_versions,
     remove_version,
     tensor_bytes,
@@ -158,13 +158,12 @@ class PublishedWeights:
             wanted: the version that engines should serve, so the oldest that one may still ask for.
             hosts: what the copies of live hosts have.
         """
-        published: list[Version] = []
+        there: list[Version] = []
         for number in published_versions(self._root):
             with suppress(InvalidWeights):
-                published.append(published_version(self._root, number))
-        published.sort(key=lambda one: one.version == self._version)
-        stay = needed_versions(published, wanted, hosts)
-        gone = {one.version for one in published} - stay
+                there.append(published(version_path(self._root, number), number))
+        there.sort(key=lambda one: one.version == self._version)
+        gone = {one.version for one in there} - needed_versions(there, wanted, hosts)
         for number in gone:
             remove_version(version_path(self._root, number))
         return gone
@@ -230,8 +229,8 @@ class PublishedWeights:
             )
         if is_full:
             folder = FolderWriter(path, PART_BYTES)
-            for name, data in self._copy.items():
-                folder.add(name, self._kinds[name], data, self._checksums[name])
+            for name, kind in self._kinds.items():
+                folder.add(name, kind, self._copy[name], self._checksums[name])
             numbered = {"version": f"{version:06d}", "checksum_format": CHECKSUM, "weights": weights}
             folder.finish({**numbered, "total_size": full_bytes})
         self._weights = weights

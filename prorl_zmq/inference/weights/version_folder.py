@@ -92,7 +92,7 @@ class VersionFolder:
     """Of a delta: `xor` or `overwrite`."""
     checksum_format: str
     weights: str
-    """Identifies the content; empty: not known."""
+    """Identifies the content: of a plain checkpoint, its files. Empty: not known."""
     base_weights: str
     weight_map: Mapping[str, str]
     files: Mapping[str, Sums]
@@ -204,6 +204,8 @@ def read_version(path: Path) -> VersionFolder:
         if any("/" in file or file in ("", ".", "..") for file in index.weight_map.values()):
             raise ValueError("has an index that names files in other folders")
         weights, base_weights = (str(index.metadata.get(key, "")) for key in ("weights", "base_weights"))
+        if not weights and not encoding:
+            weights = _plain_digest(path, {*index.weight_map.values()})
     except (OSError, ValueError) as error:
         raise InvalidWeights(f"{_name(path)} {error}", path=str(path)) from error
     return VersionFolder(
@@ -232,6 +234,13 @@ def _read_index(path: Path) -> _Index:
         raise ValueError(f"has an index that cannot be read: {error}") from error
 
 
+def _plain_digest(path: Path, files: set[str]) -> str:
+    """Return what identifies the content of a plain checkpoint for this host, as far as files show without reading."""
+    stats = {file: (path / file).stat() for file in sorted(files)}
+    known = {file: (one.st_size, one.st_mtime_ns, one.st_ino) for file, one in stats.items()}
+    return "files-" + checksum(np.frombuffer(repr((str(path.resolve()), known)).encode(), np.uint8))
+
+
 def _number(metadata: Mapping[str, Any], key: str) -> int | None:
     value = metadata.get(key)
     if value is None:
@@ -246,13 +255,16 @@ def _name(path: Path) -> str:
     return f"{path.parent.name}/{path.name}" if path.name == DELTA else path.name
 
 
-def published_version(root: Path, number: int) -> Version:
-    """Return what is published of a version.
+def published(path: Path, number: int) -> Version:
+    """Return what a folder has of a version.
+
+    Args:
+        path: the folder.
+        number: the version's, which the folder must have unless it does not say.
 
     Raises:
         InvalidWeights: as `read_version`, or a file is missing.
     """
-    path = version_path(root, number)
     found = read_version(path)
     delta = found if found.base_version is not None else None
     full_bytes = None if delta is not None else found.size_bytes()

@@ -22,6 +22,7 @@ from prorl_zmq.inference.weights.local_copy import LocalCopy
 from prorl_zmq.inference.weights.published_weights import PublishedWeights
 from prorl_zmq.inference.weights.stored_tensor import StoredTensor
 from prorl_zmq.inference.weights.version_chain import Content
+from prorl_zmq.inference.weights.version_folder import version_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,7 +112,7 @@ def main(folder: Path) -> None:
     for way in WAYS:
         template = folder / f"from-{way.start}"
         if way.start is not None and not template.exists():
-            LocalCopy(template, served, threads=1).fetch(root, contents[way.start])
+            LocalCopy(template, served, threads=1).fetch(version_path(root, way.start), contents[way.start])
         for point in range(1, 1000):
             at, note = folder / "copy", folder / "point"
             shutil.rmtree(at, ignore_errors=True)
@@ -121,7 +122,7 @@ def main(folder: Path) -> None:
             child = os.fork()
             if child == 0:
                 Deaths(point, note).prepare()
-                copy.fetch(root, contents[way.end])
+                copy.fetch(version_path(root, way.end), contents[way.end])
                 os._exit(0)
             _, status = os.waitpid(child, 0)
             if os.WIFEXITED(status):
@@ -131,7 +132,7 @@ def main(folder: Path) -> None:
             found = look(copy, at)
             # The next one is asked for the same version, for another one, or is an engine host that was started again.
             wanted = (way.end, 4, way.start or 1)[point % 3]
-            read_bytes = copy.fetch(root, contents[wanted]).read_bytes
+            read_bytes = copy.fetch(version_path(root, wanted), contents[wanted]).read_bytes
             assert look(copy, at) == str(wanted)
             print(
                 json.dumps(

@@ -65,7 +65,7 @@ class World:
 
     def fetch(self, version: int) -> int:
         """Bring the copy to a version; return the bytes read."""
-        done = self.copy.fetch(self.root, self.contents[version])
+        done = self.copy.fetch(version_path(self.root, version), self.contents[version])
         assert (done.version, done.weights) == self.contents[version]
         self.check(version)
         return done.read_bytes
@@ -150,6 +150,18 @@ def test_a_trainer_that_went_back(world: World) -> None:
         assert world.fetch(4) < FULL_BYTES / 2
 
 
+def test_plain_checkpoints_of_any_name(tmp_path: Path) -> None:
+    """A folder that was written again under its name and version is copied again."""
+    copy = LocalCopy(tmp_path / "copy", None, threads=2)
+    for seed, read_bytes in ((1, FULL_BYTES), (1, 0), (2, FULL_BYTES)):
+        if read_bytes:
+            shutil.rmtree(tmp_path / "step", ignore_errors=True)
+            write_checkpoint(tmp_path / "step", model(seed))
+        assert copy.fetch(tmp_path / "step", Content(7)).read_bytes == read_bytes
+        with copy.reading(7) as folder:
+            assert_same(read_copy(folder), model(seed))
+
+
 # Refused --------------------------------------------------------------------------------------------------------------
 
 
@@ -164,7 +176,7 @@ def flip(content: bytearray) -> None:
 def refused(world: World, wanted: Content | int, problem: str) -> None:
     content = world.contents[wanted] if isinstance(wanted, int) else wanted
     with pytest.raises(InvalidWeights, match=problem):
-        world.copy.fetch(world.root, content)
+        world.copy.fetch(version_path(world.root, content.version), content)
 
 
 @pytest.mark.parametrize(("change", "problem"), [(cut, "whole safetensors file|bytes"), (flip, "of its checksums")])
@@ -254,7 +266,7 @@ def test_weights_of_another_model(world: World, tmp_path: Path) -> None:
     with PublishedWeights(tmp_path / "other", kinds, threads=1) as other:
         publish(other, model() | {"more": model()["norm"]}, 1)
     with pytest.raises(InvalidWeights, match="has tensors that the model lacks: more"):
-        world.copy.fetch(tmp_path / "other", Content(1))
+        world.copy.fetch(version_path(tmp_path / "other", 1), Content(1))
     assert not list(world.folder.glob("*.safetensors"))
 
 
@@ -269,7 +281,7 @@ def test_a_delta_of_another_model(world: World) -> None:
         index.read_text().replace("002000", "000002").replace("2000", "000002").replace("001999", "000001")
     )
     with pytest.raises(InvalidWeights, match="has tensors that the model lacks: more; is it of this model"):
-        world.copy.fetch(world.root, Content(2))
+        world.copy.fetch(version_path(world.root, 2), Content(2))
     world.check(1)
 
 
@@ -283,7 +295,7 @@ def test_an_engine_reads_no_other_version(world: World) -> None:
 def test_time_that_is_over(world: World) -> None:
     world.fetch(1)
     with pytest.raises(RequestTimeout, match="not fetched in time"):
-        world.copy.fetch(world.root, world.contents[4], until=time.monotonic() - 1)
+        world.copy.fetch(version_path(world.root, 4), world.contents[4], until=time.monotonic() - 1)
     world.check(1)
 
 
@@ -339,7 +351,7 @@ def test_files_of_the_copy_that_are_gone(world: World) -> None:
 
 def test_readers_and_writers_wait_for_each_other(world: World) -> None:
     world.fetch(1)
-    fetching = threading.Thread(target=world.copy.fetch, args=(world.root, world.contents[2]))
+    fetching = threading.Thread(target=world.copy.fetch, args=(version_path(world.root, 2), world.contents[2]))
     with world.copy.reading(1) as folder, LocalCopy(world.folder, None).reading(1):
         fetching.start()
         fetching.join(0.05)
@@ -362,13 +374,13 @@ def test_deltas_of_slime(tmp_path: Path, encoding: str) -> None:
         slime_write(tmp_path / "published", version, weights, after, encoding)
         weights = after
         if version != 3:
-            assert copy.fetch(tmp_path / "published", Content(version)).version == version
+            assert copy.fetch(version_path(tmp_path / "published", version), Content(version)).version == version
             assert_same(read_copy(tmp_path / "copy"), weights)
-    copy.fetch(tmp_path / "published", Content(4))
+    copy.fetch(version_path(tmp_path / "published", 4), Content(4))
     full = write_checkpoint(version_path(tmp_path / "published", 6), weights)
     (full / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(weights, "model.safetensors")}))
     slime_write(tmp_path / "published", 7, weights, model(3), encoding)
-    copy.fetch(tmp_path / "published", Content(7))
+    copy.fetch(version_path(tmp_path / "published", 7), Content(7))
     assert_same(read_copy(tmp_path / "copy"), model(3))
 
 
@@ -377,11 +389,11 @@ def test_a_wrong_delta_of_slime_is_found_by_its_checksums(tmp_path: Path) -> Non
     copy = LocalCopy(tmp_path / "copy", served, threads=2)
     slime_write(tmp_path / "published", 1, model(), step(model(), 1))
     slime_write(tmp_path / "published", 2, step(model(), 5), step(model(), 2))  # on another version 1
-    copy.fetch(tmp_path / "published", Content(1))
+    copy.fetch(version_path(tmp_path / "published", 1), Content(1))
     with pytest.raises(InvalidWeights, match=r"with weight_v000002, the tensor .* does not get the checksum"):
-        copy.fetch(tmp_path / "published", Content(2))
+        copy.fetch(version_path(tmp_path / "published", 2), Content(2))
     assert copy.had is None
-    copy.fetch(tmp_path / "published", Content(1))
+    copy.fetch(version_path(tmp_path / "published", 1), Content(1))
     assert_same(read_copy(tmp_path / "copy"), step(model(), 1))
 
 
@@ -392,7 +404,7 @@ def test_a_frame_that_does_not_fit_its_tensor(tmp_path: Path, content: bytes) ->
     frame = np.frombuffer(zstandard.ZstdCompressor().compress(content), np.uint8)
     safetensors.numpy.save_file({"norm": frame}, path / FILE, {"norm": "0" * 32})
     with pytest.raises(InvalidWeights, match=r"tensor norm: its difference is (longer|shorter) than the tensor"):
-        copy.fetch(tmp_path / "published", Content(1))
+        copy.fetch(version_path(tmp_path / "published", 1), Content(1))
 
 
 def test_slime_reads_ours(world: World, tmp_path: Path) -> None:
