@@ -192,7 +192,9 @@ class TransformersEngine(LocalEngine):
 
     def _read_weights(self, path: Path) -> Any:
         check_checkpoint(path, self._folder)
-        state = {name: tensor for file in path.glob("*.safetensors") for name, tensor in load_file(file).items()}
+        files = path.glob("*.safetensors")
+        # Not mapped: the folder may be a copy, which the next version changes in place.
+        state = {name: tensor.clone() for file in files for name, tensor in load_file(file).items()}
         served = self._model
         return self._loaded(
             type(served).from_pretrained(None, config=served.config, state_dict=state, dtype=served.dtype)

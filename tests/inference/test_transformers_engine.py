@@ -114,6 +114,21 @@ def test_new_weights_between_two_tokens_make_the_next_ones(models: list[Path]) -
     asyncio.run(main())
 
 
+def test_weights_that_were_loaded_do_not_change_with_their_files(models: list[Path], tmp_path: Path) -> None:
+    """A host changes its copy in place while the engine generates with the version before."""
+    folder = tmp_path / "copy"
+    shutil.copytree(models[1], folder)
+    engine = new_engine(models[0])
+    asyncio.run(engine.update_weights(folder, 1, "keep"))
+    before = [one.clone() for one in engine._model.parameters()]
+    for file in folder.glob("*.safetensors"):
+        with file.open("r+b") as opened:
+            size = file.stat().st_size
+            opened.seek(size // 2)
+            opened.write(bytes(size - size // 2))
+    assert all(torch.equal(one, other) for one, other in zip(before, engine._model.parameters(), strict=True))
+
+
 def test_what_is_cancelled_leaves_its_row_and_the_others_go_on(models: list[Path]) -> None:
     async def main() -> None:
         engine = new_engine(models[0])
