@@ -6,12 +6,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...errors import NoBackend, ProrlError, UpdateNotBegun
+from ...errors import FIELDS_LIMIT, MalformedMessage, NoBackend, ProrlError, UpdateNotBegun
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...wire.messages.backends import AnyBackendReply
+    from ...wire.messages.backends import AnyBackendReply, Backend
     from ...wire.messages.engines import WeightUpdate
     from ...wire.sockets import Frame
 
@@ -52,6 +52,8 @@ class UnderWay:
     """Backends whose hosts have not answered, by call id."""
     failure: ProrlError | None = None
     """Why a `begin` is being cancelled."""
+    fetching: bool = False
+    """Whether hosts fetch the weights that they are to load."""
 
     def done(self) -> list[str]:
         return [backend_id for backend_id, error in self.outcomes.items() if error is None]
@@ -78,3 +80,28 @@ class UnderWay:
             ignored = (NoBackend, UpdateNotBegun) if self.request.step == "end" else (NoBackend,)
         errors = (error for error in self.outcomes.values() if error is not None and not isinstance(error, ignored))
         return min(errors, key=lambda error: isinstance(error, UpdateNotBegun), default=None)
+
+
+def check_form(request: WeightUpdate) -> None:
+    if request.step == "fetch":
+        raise MalformedMessage("only the backend broker asks for `fetch`", field="$.step")
+    if (request.step == "load") != bool(request.path):
+        raise MalformedMessage("the step `load`, and no other one, names a `path`", field="$.path")
+    if request.backend_id is not None and request.step != "set":
+        raise MalformedMessage("only the step `set` may name one backend", field="$.backend_id")
+
+
+def address_of(backend: Backend) -> EngineAddress:
+    return EngineAddress(backend.endpoint, backend.curve_key)
+
+
+def served_version(backend: Backend, model: str) -> int | None:
+    """Return the version of a model that a backend serves; None: it has not loaded the adapter."""
+    return backend.weight_version if model == backend.name else backend.adapters.get(model, (None,))[-1]
+
+
+def name_backend(error: ProrlError, backend_id: str) -> ProrlError:
+    error.fields = {**dict(list(error.fields.items())[: FIELDS_LIMIT - 1]), "backend": backend_id}
+    error.message = f"backend {backend_id}: {error.message}"
+    error.args = (error.message,)
+    return error

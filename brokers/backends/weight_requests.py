@@ -2,16 +2,18 @@
 
     step     before every host is asked   after all have answered
     begin    update.begin                 one failed: send every host `cancel`, then update.cancel
+    fetch                                 one did it: load, by those that did it
     load     update.begin                 one did it: as after `end`; none did: update.cancel
     end                                   one did it: note its version, update.end
     cancel                                update.cancel
     set      note the version
     remove                                ask for it again whenever a host has the adapter
 
-All hosts of a request share one deadline. A backend that leaves the list ends its part at the next tick. The reply is
-`Done` if all others did the step, else the error that explains the failure; a `begin` fails also if a backend left. A
-resent request joins the one in progress; a completed one gets the same reply again. Calls are resent after a lost
-connection. If the broker dies, the limits of hosts and broker end the update.
+A client's `load` begins with a `fetch`, during which engines generate and get jobs. It ends when all hosts have the
+weights near, or after half of the time. All hosts of a request share one deadline. A backend that leaves the list ends
+its part at the next tick. The reply is `Done` if all others did the step, else the error that explains the failure; a
+`begin` fails also if a backend left. A resent request joins the one in progress; a completed one gets the same reply
+again. Calls are resent after a lost connection. If the broker dies, the limits of hosts and broker end the update.
 
 A backend that registers with older weights than wanted is asked to load them from the path of its model's last load.
 Frozen backends take no part. Each model has a trainer, an update and a wanted version of its own. A model that is no
@@ -27,7 +29,6 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ...errors import (
-    FIELDS_LIMIT,
     Busy,
     EngineFailed,
     InvalidWeights,
@@ -36,13 +37,23 @@ from ...errors import (
     ProrlError,
     RequestTimeout,
     UnknownBackend,
+    UpdateInProgress,
 )
 from ...metrics.catalog import WEIGHTS_REQUEST_SECONDS
 from ...wire.messages.backends import TAKE_BACK_S, HoldWeights
 from ...wire.messages.base import Done, Refused, new_id
 from ...wire.messages.engines import WeightUpdate
 from .trainer_lease import TrainerLease
-from .weight_calls import Answer, EngineAddress, EngineCall, UnderWay
+from .weight_calls import (
+    Answer,
+    EngineAddress,
+    EngineCall,
+    UnderWay,
+    address_of,
+    check_form,
+    name_backend,
+    served_version,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,6 +67,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("prorl.backend_broker")
 
+FETCH_SHARE = 0.5
+"""Of the time for a `load`: hosts that have not fetched the weights by then lag behind the others."""
 CATCH_UP_S = 600.0
 """How many seconds a late backend may take to load the wanted weights."""
 REQUESTS_LIMIT = 256
@@ -98,11 +111,8 @@ class WeightRequests:
             if self._heap.trained(request.model):
                 self._trainer(request.model).renew(request, now)
             return Done(request.request_id)
-        if (request.step == "load") != bool(request.path):
-            raise MalformedMessage("the step `load`, and no other one, names a `path`", field="$.path")
+        check_form(request)
         if request.backend_id is not None:
-            if request.step != "set":
-                raise MalformedMessage("only the step `set` may name one backend", field="$.backend_id")
             backend = self._heap.member(request.backend_id).backend
             if backend.frozen:
                 raise MalformedMessage(
@@ -130,7 +140,9 @@ class WeightRequests:
             self._drop_unprompted(request.model)
         self._prepare(request, now)
         trainer.begin(request, now)
-        under_way = self._under_way[request] = UnderWay(request, envelope, now, now + request.timeout_s, {})
+        fetching = request.step == "load" and request.model not in self._heap.adapters
+        until = now + request.timeout_s * (FETCH_SHARE if fetching else 1)
+        under_way = self._under_way[request] = UnderWay(request, envelope, now, until, {}, fetching=fetching)
         self._ask(under_way)
         if request.step == "remove":
             self._updates.forget(request.model)
@@ -150,7 +162,7 @@ class WeightRequests:
             if isinstance(error, InvalidWeights) and model in self._heap.adapters.unpublished():
                 words = f"{error.message}. ({model!r} is not a backend's name, so it was taken as a new adapter.)"
                 error = InvalidWeights(words, **error.fields)
-            under_way.outcomes[backend_id] = _named(error, backend_id) if error is not None else None
+            under_way.outcomes[backend_id] = name_backend(error, backend_id) if error is not None else None
             if digest and model in self._heap.adapters:
                 under_way.digests[backend_id] = digest
                 self._heap.serve(self._heap.adapters.agree(model, under_way.agreed()))
@@ -178,7 +190,7 @@ class WeightRequests:
 
         The host may be a new process, in which the earlier steps did not happen.
         """
-        address, backend_id = _address(backend), backend.backend_id
+        address, backend_id = address_of(backend), backend.backend_id
         for request_id, (call, under_way) in self._calls.items():
             if under_way.missing[request_id] == backend_id and call.address != address:
                 moved = EngineCall(address, call.request)
@@ -188,7 +200,7 @@ class WeightRequests:
             request = under_way.request
             taking_back = under_way.failure is not None or request.step == "cancel"
             has_answered = backend_id in under_way.done() and backend_id not in under_way.missing.values()
-            if has_answered and not taking_back and _version(backend, request.model) != request.weight_version:
+            if has_answered and not taking_back and served_version(backend, request.model) != request.weight_version:
                 self._ask_one(under_way, backend_id)
         self._catch_up(backend_id, now)
         member = self._heap.member(backend_id)
@@ -215,7 +227,7 @@ class WeightRequests:
         """End a call without an answer."""
         backend_id = under_way.missing.pop(request_id)
         del self._calls[request_id]
-        under_way.outcomes[backend_id] = _named(error, backend_id)
+        under_way.outcomes[backend_id] = name_backend(error, backend_id)
 
     def next_deadline(self) -> float | None:
         return min((one.until for one in self._under_way.values()), default=None)
@@ -254,16 +266,43 @@ class WeightRequests:
 
     def _prepare(self, request: WeightUpdate, now: float) -> None:
         version, update = request.weight_version, self._updates.of(request.model)
+        for other in self._under_way.values():
+            if other.fetching and other.request.model == request.model and other.request.weight_version != version:
+                begun = other.request.weight_version
+                raise UpdateInProgress(f"weights {begun} are being loaded; wait for their end", weight_version=begun)
         match request.step:
             case "begin":
                 update.begin(version, request.limit_s, now)
-            case "load":
-                update.begin(version, min(request.timeout_s + TAKE_BACK_S, LIMIT_MOST_S), now)
+            case "load" if request.model in self._heap.adapters:
+                self._begin_load(request, now, request.timeout_s)
+            case "load":  # it begins once the weights are fetched
+                update.check_none_but(version)
             case "remove":
                 update.check_none_but(None)
             case "set":
                 update.check_none_but(None)
                 self._registry.set_weight_version(version, None, request.model)
+
+    def _begin_load(self, request: WeightUpdate, now: float, left_s: float) -> None:
+        limit_s = min(left_s + TAKE_BACK_S, LIMIT_MOST_S)
+        self._updates.of(request.model).begin(request.weight_version, limit_s, now)
+
+    def _load_fetched(self, under_way: UnderWay, now: float) -> None:
+        """Ask the backends that have fetched the weights, and those that came meanwhile, to load them."""
+        request = under_way.request
+        under_way.fetching, under_way.until = False, under_way.since + request.timeout_s
+        under_way.outcomes = {key: error for key, error in under_way.outcomes.items() if error is not None}
+        ready = [one for one in self._heap.trained(request.model) if one not in under_way.outcomes]
+        try:
+            if not ready and not under_way.outcomes:
+                raise NoBackend(f"all backends of the model {request.model} left before they had the weights")
+            if ready:
+                self._begin_load(request, now, under_way.until - now)
+        except ProrlError as refusal:
+            under_way.outcomes[""] = refusal
+        else:
+            for backend_id in ready:
+                self._ask_one(under_way, backend_id)
 
     def _ask(self, under_way: UnderWay) -> None:
         for backend_id in self._heap.trained(under_way.request.model):
@@ -274,7 +313,9 @@ class WeightRequests:
         part = replace(under_way.request, request_id=new_id(), step=step, keep=self._kept(under_way, backend_id))
         if step == "load":
             part = replace(part, digest=self._updates.of(part.model).digest(part.weight_version))
-        call = EngineCall(_address(self._heap.member(backend_id).backend), part)
+        if under_way.fetching:
+            part = replace(part, step="fetch", timeout_s=FETCH_SHARE * part.timeout_s)
+        call = EngineCall(address_of(self._heap.member(backend_id).backend), part)
         under_way.outcomes[backend_id] = None
         under_way.missing[call.request.request_id] = backend_id
         self._calls[call.request.request_id] = (call, under_way)
@@ -377,7 +418,7 @@ class WeightRequests:
         request, digest = under_way.request, under_way.digest()
         for backend_id in [one for one, found in under_way.digests.items() if found != digest]:
             message = f"the files in {request.path} changed while hosts read them; this host unloads its own"
-            under_way.outcomes[backend_id] = _named(EngineFailed(message), backend_id)
+            under_way.outcomes[backend_id] = name_backend(EngineFailed(message), backend_id)
             with suppress(UnknownBackend):  # the backend has left meanwhile
                 self._heap.adapters.note_wrong(backend_id, request.model, request.weight_version)
                 self._heap.serve([backend_id])
@@ -389,6 +430,11 @@ class WeightRequests:
         if under_way.envelope is None:
             self._caught_up(under_way)
             return
+        if under_way.fetching:
+            self._load_fetched(under_way, now)
+            if under_way.missing:
+                return
+            error = under_way.error()
         if under_way.failure is not None:
             with suppress(ProrlError):
                 self._cancel(request)
@@ -446,19 +492,3 @@ class WeightRequests:
             stays = error is not None and backend_id not in under_way.digests  # otherwise it loads other files next
             with suppress(UnknownBackend):
                 self._heap.note_adapter(backend_id, under_way.request.model, error.message if error and stays else "")
-
-
-def _address(backend: Backend) -> EngineAddress:
-    return EngineAddress(backend.endpoint, backend.curve_key)
-
-
-def _version(backend: Backend, model: str) -> int | None:
-    """Return the version of a model that a backend serves; None: it has not loaded the adapter."""
-    return backend.weight_version if model == backend.name else backend.adapters.get(model, (None,))[-1]
-
-
-def _named(error: ProrlError, backend_id: str) -> ProrlError:
-    error.fields = {**dict(list(error.fields.items())[: FIELDS_LIMIT - 1]), "backend": backend_id}
-    error.message = f"backend {backend_id}: {error.message}"
-    error.args = (error.message,)
-    return error

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
@@ -27,6 +29,7 @@ NAMED_LIMIT = 3
 """Most tensors that a message names."""
 
 
+READ_AHEAD_BYTES = 2**22
 LENGTH_BYTES = 8
 HEADER_LIMIT_BYTES = 100 * 2**20
 """The limit of the safetensors library."""
@@ -95,6 +98,25 @@ def check_checkpoint(path: Path, like: Path) -> None:
             f"{name} is {_kind(theirs[name])}, in the model {_kind(ours[name])}",
             path=str(path),
         )
+
+
+def read_ahead(path: Path, until: float) -> int:
+    """Read a checkpoint, a folder or a file, so that the machine has it in memory; return the bytes.
+
+    What cannot be read is left to the engine, which says why.
+
+    Args:
+        path: of the checkpoint.
+        until: the end of the time allowed, by `time.monotonic`.
+    """
+    read_bytes = 0
+    buffer = bytearray(READ_AHEAD_BYTES)
+    with suppress(OSError):
+        for file in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
+            with open(file, "rb", buffering=0, opener=open_regular) as content:
+                while time.monotonic() < until and (read := content.readinto(buffer)):
+                    read_bytes += read
+    return read_bytes
 
 
 def no_cpu_updates(model: str) -> str:

@@ -164,11 +164,11 @@ def test_versions_are_told_to_each_engine_host(service: Service) -> None:
 
 
 def test_update_weights_asks_each_engine_host(service: Service, tmp_path: Path) -> None:
-    with answering_host(service) as asked:
+    with answering_host(service, 2) as asked:
         done = service.run("update-weights", tmp_path, "9", "--mode", "drain")
     assert done.returncode == 0, done.stderr
-    (request,) = asked
-    assert request.step == "load"
+    fetch, request = asked
+    assert (fetch.step, fetch.path, request.step) == ("fetch", str(tmp_path), "load")
     assert (request.path, request.weight_version, request.mode) == (str(tmp_path), 9, "drain")
     assert [status.backend.weight_version for status in service.backends()] == [9]
 
@@ -288,13 +288,13 @@ def test_tables_of_long_names_fit_80_columns_and_lose_nothing() -> None:
 
 def test_weights_are_of_the_model_that_is_named(service: Service, tmp_path: Path) -> None:
     service.run("add", "policy-1", "ipc:///tmp/policy-1")
-    with answering_host(service, 2, "--model-name", "b") as asked:
+    with answering_host(service, 3, "--model-name", "b") as asked:
         refused = service.run("set-version", "7", "--model-name", "c")
         loaded = service.run("update-weights", tmp_path, "7", "--model-name", "b")
         declared = service.run("set-version", "8", "--model-name", "b")
     assert "no backend serves the model c (there are b, policy)" in " ".join(refused.stderr.split())
     assert "1 backend(s) serve version 7 of b after" in loaded.stdout
     assert "what 1 backend(s) generate from now on is of version 8" in declared.stdout
-    assert [request.model for request in asked] == ["b", "b"]  # type: ignore[union-attr]
+    assert [request.model for request in asked] == ["b", "b", "b"]  # type: ignore[union-attr]
     versions = {status.backend.backend_id: status.backend.weight_version for status in service.backends()}
     assert versions == {"mine": 8, "policy-1": 0}

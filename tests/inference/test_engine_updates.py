@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from support.weight_versions import KINDS, assert_same, model, publish, read_copy, step, write_checkpoint
 
 from prorl_zmq.errors import EngineFailed, InvalidWeights, UpdateInProgress, UpdateNotBegun
+from prorl_zmq.inference.checkpoint import read_ahead
 from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.hosting import engine_updates
 from prorl_zmq.inference.hosting.engine_updates import EngineUpdates
+from prorl_zmq.inference.weights.published_weights import PublishedWeights
+from prorl_zmq.wire.messages.engines import WeightUpdate
 from prorl_zmq.wire.messages.jobs import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-    from prorl_zmq.inference.engine import Generation
+    from support.weight_versions import Model
+
+    from prorl_zmq.inference.engine import EngineDescription, Generation
     from prorl_zmq.inference.policy import Policy
     from prorl_zmq.wire.messages.engines import UpdateMode
 
@@ -257,3 +265,71 @@ def test_closing_in_the_middle_of_an_update_fails_what_waits(policy: Policy) -> 
                 await task
 
     run(policy, test)
+
+
+class FolderEngine(EmbeddedEngine):
+    """Notes the folders that it is to load, and what they hold."""
+
+    def __init__(self, policy: Policy, model: Path) -> None:
+        super().__init__(policy)
+        self._model = model
+        self.loaded: list[tuple[Path, int, Model]] = []
+
+    @property
+    def description(self) -> EngineDescription:
+        return replace(super().description, model=str(self._model))
+
+    async def update_weights(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
+        self.loaded.append((path, weight_version, read_copy(path)))
+
+
+def with_folders(policy: Policy, tmp_path: Path, test: Callable[[FolderEngine, EngineUpdates, Path], Any]) -> None:
+    async def main() -> None:
+        engine = FolderEngine(policy, write_checkpoint(tmp_path / "served", model(99)))
+        updates = EngineUpdates(engine, tmp_path / "copy")
+        await test(engine, updates, tmp_path / "published")
+        await updates.close()
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_an_engine_loads_the_copy_that_was_fetched(policy: Policy, tmp_path: Path) -> None:
+    async def test(engine: FolderEngine, updates: EngineUpdates, root: Path) -> None:
+        weights = {1: model(), 2: step(model(), 1)}
+        with PublishedWeights(root, KINDS, threads=1) as published:
+            for version in (1, 2):
+                path = publish(published, weights[version], version).path
+                await updates.update(WeightUpdate("f", "fetch", version, str(path)))
+                assert len(engine.loaded) == version - 1
+                file = path / "model-00000-of-00001.safetensors"
+                file.rename(path / "away")  # it is not read again
+                await updates.update(WeightUpdate("l", "load", version, str(path)))
+                (path / "away").rename(file)
+        assert [one[:2] for one in engine.loaded] == [(tmp_path / "copy", 1), (tmp_path / "copy", 2)]
+        for _, version, loaded in engine.loaded:
+            assert_same(loaded, weights[version])
+
+    with_folders(policy, tmp_path, test)
+
+
+def test_weights_that_were_not_fetched_are_fetched_by_the_load(policy: Policy, tmp_path: Path) -> None:
+    async def test(engine: FolderEngine, updates: EngineUpdates, root: Path) -> None:
+        with PublishedWeights(root, KINDS, threads=1) as published:
+            path = publish(published, model(), 1).path
+        await updates.load(path, 1, "keep")
+        assert_same(engine.loaded[0][2], model())
+        with pytest.raises(InvalidWeights, match="weight_v000002 is not a folder"):
+            await updates.load(root / "weight_v000002", 2, "keep")
+        with pytest.raises(InvalidWeights, match="weight_v000002 is not a folder"):
+            await updates.fetch(root / "weight_v000002", 2, 30.0)
+        assert len(engine.loaded) == 1
+
+    with_folders(policy, tmp_path, test)
+
+
+def test_without_a_copy_a_fetch_reads_ahead(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "served", model())
+    size = (path / "model.safetensors").stat().st_size
+    assert read_ahead(path, inf) == read_ahead(path / "model.safetensors", inf) == size
+    assert read_ahead(path, 0.0) == read_ahead(tmp_path / "nowhere", inf) == read_ahead(Path("/dev/zero"), inf) == 0

@@ -129,8 +129,9 @@ class WeightUpdates:
     ) -> None:
         """Have a model's backends load the weights at `path` (seen from the engine hosts): begin, load and end in one.
 
-        Each engine resumes as soon as it has them. An engine that fails while others succeed gets no jobs until it
-        serves the version, or others serve its version.
+        Engine hosts first read them while they generate, for up to half of `timeout_s`; then each engine pauses, and
+        resumes as soon as it has them. An engine that fails or lags while others succeed gets no jobs until it serves
+        the version, or others serve its version.
 
         With a `model` that is no backend's own, the path is a LoRA adapter, and the model is this adapter from then on:
         `Job(model=model)`. Backends that have adapter slots (`lora` in `[[backends]]`) load it while they generate. A

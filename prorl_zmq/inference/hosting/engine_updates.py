@@ -3,22 +3,31 @@
 An update stops the engine, and is then ended, cancelled, replaced by a load that the engine does itself, or abandoned
 after its limit (the trainer died). There is one update at a time; calls that change weights run in order.
 `Engine.begin_update` specifies what an engine does.
+
+A `fetch` before a load brings the weights near while the engine generates: into the copy that all engines of the model
+on this host share (see `LocalCopy`), or without one into the machine's page cache. A load without it does it itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import EngineFailed, UpdateInProgress, UpdateNotBegun
+from ..checkpoint import read_ahead, read_in_time
+from ..weights.version_chain import Content
 
 if TYPE_CHECKING:
     from ...wire.messages.engines import UpdateMode, WeightUpdate
     from ..engine import Engine
+    from ..weights.local_copy import LocalCopy
 
+FETCH_S = 600.0
+"""Longest copying of weights that no `fetch` brought before, in seconds."""
 AGAIN_S = 10.0
 """Seconds between two tries to resume an engine whose trainer died."""
 
@@ -34,10 +43,21 @@ class _Begun:
 
 
 class EngineUpdates:
-    """Changes the weights of one engine; made and used on its loop."""
+    """Changes the weights of one engine; made and used on its loop.
 
-    def __init__(self, engine: Engine) -> None:
+    Args:
+        engine: it takes folders of weights, if there is a copy.
+        copy: the folder of the copy; None: the engine reads new weights where the trainer wrote them.
+    """
+
+    def __init__(self, engine: Engine, copy: Path | None = None) -> None:
         self._engine = engine
+        self._copy: LocalCopy | None = None
+        if copy is not None:
+            from ..weights.local_copy import LocalCopy
+
+            model = Path(engine.description.model)
+            self._copy = LocalCopy(copy, model if model.is_absolute() and model.is_dir() else None)
         self._begun: _Begun | None = None
         self._one_change = asyncio.Lock()
         self._giving_up: set[asyncio.Task[None]] = set()
@@ -51,6 +71,8 @@ class EngineUpdates:
         """Do one step of an update; raises as its method does."""
         version = request.weight_version
         match request.step:
+            case "fetch":
+                await self.fetch(Path(request.path), version, request.timeout_s)
             case "load":
                 await self.load(Path(request.path), version, request.mode)
             case "begin":
@@ -120,6 +142,19 @@ class EngineUpdates:
         if self._begun is not None:
             await self._take_back(self._begun)
 
+    async def fetch(self, path: Path, weight_version: int, limit_s: float) -> None:
+        """Bring weights near; the engine generates meanwhile.
+
+        Raises:
+            InvalidWeights: they cannot be used, or could not be read in time.
+            EngineFailed: they cannot be copied.
+        """
+        until = time.monotonic() + limit_s
+        if self._copy is None:
+            await read_in_time(limit_s, read_ahead, path, until)
+        else:
+            await read_in_time(limit_s, self._copy.fetch, path, Content(weight_version), until)
+
     async def load(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
         """Have the engine load weights itself: a whole update, or the rest of one that was begun for this version.
 
@@ -135,7 +170,12 @@ class EngineUpdates:
             await asyncio.wait([begun.stopping])
         async with self._one_change:
             try:
-                await self._engine.update_weights(path, weight_version, mode)
+                if self._copy is None:
+                    await self._engine.update_weights(path, weight_version, mode)
+                else:
+                    wanted, until = Content(weight_version), time.monotonic() + FETCH_S
+                    with await read_in_time(FETCH_S, self._copy.hold, path, wanted, until):
+                        await self._engine.update_weights(self._copy.folder, weight_version, mode)
             finally:
                 if begun is not None:
                     self._forget(begun)

@@ -117,6 +117,9 @@ class HostOptions:
     """A limitation of the chat format of the engine's model; empty: none."""
     adapters: Path | None = None
     """The folder for copies of adapters, which the engine sees at the same path; None: the engine gets none."""
+    weights: Path | None = None
+    """The folder for the copy of the model's weights, which all its engines on this machine share and see at the same
+    path; None: engines read new weights where the trainer wrote them."""
 
 
 class EngineHost:
@@ -154,7 +157,7 @@ class EngineHost:
         self._envelopes: dict[str, Sequence[Frame]] = {}
         """The envelope for the answer to each generation."""
         self._scores = ScoreQueue(engine, lambda: bool(self._generations), self._using, self._send, self._refuse)
-        self._updates = EngineUpdates(engine)
+        self._updates = EngineUpdates(engine, options.weights)
         self._adapters = HostedAdapters(engine, options.adapters)
         self._updating: set[asyncio.Task[None]] = set()
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
@@ -420,7 +423,8 @@ class EngineHost:
         except Exception as error:  # noqa: BLE001 - as above
             self._refuse(envelope, request.request_id, error)
         else:
-            catalog.ENGINE_UPDATE_SECONDS.observe(time.monotonic() - began, self._options.backend_id)
+            if request.step != "fetch":
+                catalog.ENGINE_UPDATE_SECONDS.observe(time.monotonic() - began, self._options.backend_id)
             self._registration.announce(self._weight_version(), adapters=self._adapters.loaded)
             self._send(envelope, self._ready(request.request_id, request.model, digest))
 

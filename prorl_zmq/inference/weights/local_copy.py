@@ -146,7 +146,7 @@ class LocalCopy:
     """
 
     def __init__(self, folder: Path, like: Path | None, threads: int = THREADS) -> None:
-        self._folder = folder
+        self.folder = folder
         self._like = like
         self._threads = threads
 
@@ -180,12 +180,12 @@ class LocalCopy:
                 try:
                     self._fetch(source, wanted, run, self._state().had)
                 except _Torn as torn:
-                    log.warning("%s: %s; beginning again with a full version", self._folder, torn)
+                    log.warning("%s: %s; beginning again with a full version", self.folder, torn)
                     self._fetch(source, wanted, run, None)
         except _Torn as torn:
             raise InvalidWeights(f"{path.parent}: {torn}", path=str(path)) from None
         except OSError as error:
-            raise EngineFailed(f"the weights could not be copied to {self._folder}: {error}") from error
+            raise EngineFailed(f"the weights could not be copied to {self.folder}: {error}") from error
         state = self._state()
         return Fetched(wanted.version, state.weights, run.read_bytes, run.tensors, time.perf_counter() - began)
 
@@ -200,8 +200,25 @@ class LocalCopy:
             had = self.had
             if had is None or had.version != version:
                 what = "no whole version" if had is None else f"version {had.version}"
-                raise InvalidWeights(f"{self._folder} has {what}, not {version}", path=str(self._folder))
-            yield self._folder
+                raise InvalidWeights(f"{self.folder} has {what}, not {version}", path=str(self.folder))
+            yield self.folder
+
+    def hold(self, path: Path, wanted: Content, until: float = inf) -> ExitStack:
+        """Bring the copy to a version, and keep it unchanged until the returned context is closed.
+
+        Raises:
+            ProrlError: as `fetch`.
+        """
+        while True:
+            self.fetch(path, wanted, until)
+            with ExitStack() as stack:
+                try:
+                    stack.enter_context(self.reading(wanted.version))
+                except InvalidWeights:
+                    continue  # another process has changed it meanwhile
+                if time.monotonic() > until:
+                    raise RequestTimeout("the weights were not fetched in time")
+                return stack.pop_all()
 
     # Ways -------------------------------------------------------------------------------------------------------------
 
@@ -336,7 +353,7 @@ class LocalCopy:
     def _own(self) -> VersionFolder:
         """Return the copy, whose files have all tensors."""
         try:
-            own = read_version(self._folder)
+            own = read_version(self.folder)
             if not own.tensors:
                 raise own.invalid("has no tensors")
         except InvalidWeights as error:
@@ -355,7 +372,7 @@ class LocalCopy:
 
     def _allocate(self, theirs: Mapping[str, Place]) -> None:
         """Make the copy's files, with the layout of a full version."""
-        for path in self._folder.iterdir():
+        for path in self.folder.iterdir():
             if path.name != SYNC:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         for file in sorted({place.file for place in theirs.values()}):
@@ -366,17 +383,17 @@ class LocalCopy:
                     offsets = (end, end := end + place.length)
                     entries[name] = {"dtype": place.kind.dtype, "shape": place.kind.shape, "data_offsets": offsets}
             header = header_bytes(entries)
-            with (self._folder / file).open("wb") as made:
+            with (self.folder / file).open("wb") as made:
                 made.write(header.data)
                 made.flush()
                 if end:
                     os.posix_fallocate(made.fileno(), len(header), end)
         index = {"metadata": {}, "weight_map": {name: place.file for name, place in theirs.items()}}
-        write_aside(self._folder / INDEX, json.dumps(index).encode())
+        write_aside(self.folder / INDEX, json.dumps(index).encode())
 
     @contextmanager
     def _locked(self, how: int) -> Iterator[None]:
-        sync = self._folder / SYNC
+        sync = self.folder / SYNC
         sync.mkdir(parents=True, exist_ok=True)
         with (sync / "lock").open("a") as lock:
             fcntl.flock(lock, how)
@@ -385,7 +402,7 @@ class LocalCopy:
     def _state(self) -> State:
         """Return the state; one that cannot be read, or was written before the last boot, says nothing."""
         with suppress(OSError, msgspec.MsgspecError, ValueError):
-            state = msgspec.json.decode((self._folder / SYNC / "state.json").read_bytes(), type=State)
+            state = msgspec.json.decode((self.folder / SYNC / "state.json").read_bytes(), type=State)
             if state.boot in ("", _boot()) and all(
                 one is None or one.isdecimal() for one in (state.version, state.writing)
             ):
@@ -394,7 +411,7 @@ class LocalCopy:
 
     def _note(self, state: State) -> None:
         content = msgspec.json.encode(msgspec.structs.replace(state, boot=_boot()))
-        write_aside(self._folder / SYNC / "state.json", content)
+        write_aside(self.folder / SYNC / "state.json", content)
 
 
 @contextmanager

@@ -32,7 +32,7 @@ ENGINES_S = 30.0
 UPDATE_LIMIT_S = 600.0
 """Default limit of an update, after which engines consider the trainer dead."""
 
-UpdateStep = Literal["begin", "load", "end", "cancel", "set", "remove"]
+UpdateStep = Literal["fetch", "begin", "load", "end", "cancel", "set", "remove"]
 UpdateMode = Literal["keep", "drain", "abort"]
 """What happens to running generations when new weights come. `keep`: they pause, and resume with the new weights.
 `drain`: they end first, with the old ones, while new requests wait. `abort`: they end at once, and the agent loop has
@@ -91,6 +91,7 @@ class WeightUpdate(Request, frozen=True):
 
     | step | an engine host |
     |---|---|
+    | `fetch` | brings the weights at `path` near, and generates meanwhile; sent by the broker before a `load` |
     | `begin` | stops generating, as `mode` says; for the version already begun, only restarts `limit_s` |
     | `load` | loads the weights at `path` and serves them: begin, load and end in one |
     | `end` | resumes with the weights that the trainer has put into the engine |
@@ -100,9 +101,10 @@ class WeightUpdate(Request, frozen=True):
 
     An engine host replies with `EngineReady` after the step. The backend broker replies after all hosts have; from
     `begin` on it assigns no job to a backend that does not serve this version, and it cancels a `begin` if one engine
-    cannot stop. The front door accepts `load`, `end` and `set`, after the backend broker has replied: batches drop
-    rollouts that are too old for the version. It accepts `remove` before the backend broker gets it, and `cancel` after
-    the backend broker has refused that.
+    cannot stop. A `load` begins when all hosts have fetched the weights, or half of `timeout_s` is over. The front door
+    accepts `load`, `end` and `set`, after the backend broker has replied: batches drop rollouts that are too old for
+    the version. It accepts `remove` before the backend broker gets it, and `cancel` after the backend broker has
+    refused that.
 
     For an adapter, a `model` other than the backend's `name`, there are only `load` and `remove`: its running
     generations end with the version that they began with, whatever the `mode`.
@@ -112,7 +114,7 @@ class WeightUpdate(Request, frozen=True):
     step: UpdateStep
     weight_version: WeightVersion
     path: PathText = ""
-    """For `load`: the path of the weights, as engine hosts see it."""
+    """For `fetch` and `load`: the path of the weights, as engine hosts see it."""
     mode: UpdateMode = "keep"
     """For `begin` and `load`."""
     limit_s: Seconds = UPDATE_LIMIT_S

@@ -148,7 +148,9 @@ def test_a_client_that_reconnects_and_asks_again_gets_the_reply_of_the_load_unde
     second = world.client()
     send(second, load)
     assert isinstance(world.ask(WeightUpdate("other", "begin", 2, limit_s=60.0)), Refused)
-    host.send_multipart([*envelope, codec.encode(EngineReady(request.request_id, 1))])
+    assert request.step == "fetch"
+    host.send_multipart([*envelope, codec.encode(EngineReady(request.request_id, 0))])
+    assert answer(host).step == "load"
     assert reply_to(second) == Done("r")
     assert not host.poll(300), "it was asked once"
 
@@ -164,7 +166,7 @@ def test_a_broker_that_was_restarted_runs_the_request_that_comes_again(world: Wo
     client.close()
     client = world.client()
     send(client, WeightUpdate("r", "load", 1, "/weights"))
-    answer(host)
+    assert [answer(host).step for _ in range(2)] == ["fetch", "load"]
     assert reply_to(client) == Done("r")
 
 

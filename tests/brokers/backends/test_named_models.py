@@ -189,10 +189,12 @@ def versions(broker: BackendRequestHandler, now: float = 0.0) -> dict[str, tuple
 
 
 def called(broker: BackendRequestHandler) -> dict[str, WeightUpdate]:
-    """Return what engine hosts are asked now, by endpoint; all of them do it."""
+    """Return what engine hosts are asked now, by endpoint; all of them do it, and first fetch the weights."""
     calls = broker.weights.take_calls()
     for call in calls:
         broker.engine_answered(call.request.request_id, None, 0.0)
+    if any(call.request.step == "fetch" for call in calls):
+        return called(broker)
     return {call.address.endpoint: call.request for call in calls}
 
 

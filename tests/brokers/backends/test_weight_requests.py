@@ -22,7 +22,7 @@ from prorl_zmq.wire.messages.backends import (
     RemoveBackend,
 )
 from prorl_zmq.wire.messages.base import Done, Refused
-from prorl_zmq.wire.messages.engines import WeightUpdate
+from prorl_zmq.wire.messages.engines import UpdateStep, WeightUpdate
 
 
 class Service:
@@ -45,9 +45,18 @@ class Service:
     def tell(self, answers: Any) -> None:
         self.replies += [(bytes(envelope[0]), reply) for envelope, reply in answers]
 
-    def calls(self) -> dict[str, EngineCall]:
-        """What is sent to the engine hosts now, by the names of their backends."""
-        return {call.address.endpoint.removeprefix("ipc://"): call for call in self.handler.weights.take_calls()}
+    def calls(self, *, fetches: bool = False) -> dict[str, EngineCall]:
+        """What is sent to the engine hosts now, by the names of their backends.
+
+        Unless it is about `fetches`, these are answered, and followed by what comes after them.
+        """
+        calls = self.handler.weights.take_calls()
+        for call in calls if not fetches else ():
+            if call.request.step == "fetch":
+                self.answer(call)
+        if not fetches:
+            calls = [one for one in calls if one.request.step != "fetch"] + self.handler.weights.take_calls()
+        return {call.address.endpoint.removeprefix("ipc://"): call for call in calls}
 
     def answer(self, call: EngineCall, error: ProrlError | None = None) -> None:
         self.tell(self.handler.engine_answered(call.request.request_id, error, self.now))
@@ -108,6 +117,7 @@ def test_a_step_is_passed_on_to_all_hosts_and_the_client_hears_when_the_last_has
 @pytest.mark.parametrize(
     ("request_", "field"),
     [
+        (WeightUpdate("r", "fetch", 3, "/weights"), "$.step"),
         (WeightUpdate("r", "load", 3), "$.path"),
         (WeightUpdate("r", "end", 3, "/weights"), "$.path"),
         (WeightUpdate("r", "load", 3, "/weights", backend_id="x"), "$.backend_id"),
@@ -121,6 +131,95 @@ def test_a_field_that_does_not_fit_the_step_is_refused(request_: WeightUpdate, f
     assert (reply.error.code, reply.error.fields["field"]) == ("malformed_message", field)
     assert service.handler.weights.take_calls() == []
     assert service.states() == {"x": ("ready", 0), "y": ("ready", 0)}
+
+
+def test_a_load_begins_when_all_hosts_have_the_weights() -> None:
+    service = Service()
+    load = WeightUpdate("r", "load", 3, "/weights", "abort", timeout_s=20.0)
+    service.ask(load)
+    fetches = service.calls(fetches=True)
+    wanted = replace(load, step="fetch", timeout_s=10.0)
+    assert {replace(call.request, request_id="r") for call in fetches.values()} == {wanted}
+    service.answer(fetches["x"])
+    assert service.states() == {"x": ("ready", 0), "y": ("ready", 0)}, "they get jobs meanwhile"
+    assert service.calls(fetches=True) == {}
+    service.answer(fetches["y"])
+    assert service.states() == {"x": ("updating", 0), "y": ("updating", 0)}
+    calls = service.calls(fetches=True)
+    assert {name: call.request.step for name, call in calls.items()} == {"x": "load", "y": "load"}
+    assert service.handler.next_deadline() == 20.0
+    for call in calls.values():
+        service.answer(call)
+    assert service.reply() == Done("r")
+    assert service.states() == {"x": ("ready", 3), "y": ("ready", 3)}
+
+
+def test_a_host_that_fetches_slowly_holds_the_others_up_for_half_of_the_time() -> None:
+    service = Service()
+    service.ask(WeightUpdate("r", "load", 3, "/weights", timeout_s=20.0))
+    fetches = service.calls(fetches=True)
+    service.answer(fetches["x"])
+    service.tick(9.0)
+    assert service.calls(fetches=True) == {}
+    service.tick(10.0)
+    calls = service.calls(fetches=True)
+    assert calls.keys() == {"x"}
+    service.answer(calls["x"])
+    assert service.refusal() == ("request_timeout", "y")
+    assert service.states() == {"x": ("ready", 3), "y": ("behind", 0)}
+    caught_up = service.calls()
+    assert {name: call.request.step for name, call in caught_up.items()} == {"y": "load"}
+    service.answer(fetches["y"])
+    service.answer(caught_up["y"])
+    assert service.states() == {"x": ("ready", 3), "y": ("ready", 3)}
+
+
+def test_hosts_that_cannot_fetch_the_weights_do_not_load_them() -> None:
+    service = Service()
+    service.ask(WeightUpdate("r", "load", 3, "/weights"))
+    fetches = service.calls(fetches=True)
+    service.answer(fetches["x"], InvalidWeights("torn"))
+    service.answer(fetches["y"])
+    calls = service.calls(fetches=True)
+    assert calls.keys() == {"y"}
+    service.answer(calls["y"])
+    assert service.refusal() == ("invalid_weights", "x")
+    assert service.states() == {"x": ("behind", 0), "y": ("ready", 3)}
+    assert service.calls() == {}, "it is not asked again"
+    service.ask(WeightUpdate("r2", "load", 4, "/weights-4"))
+    for call in service.calls(fetches=True).values():
+        service.answer(call, InvalidWeights("torn"))
+    assert service.refusal()[0] == "invalid_weights"
+    assert service.states() == {"x": ("behind", 0), "y": ("ready", 3)}, "nothing has begun"
+
+
+@pytest.mark.parametrize("step", ["load", "begin", "end", "cancel", "set"])
+def test_another_version_is_refused_while_one_is_fetched(step: UpdateStep) -> None:
+    service = Service()
+    service.ask(WeightUpdate("r", "load", 3, "/weights"))
+    fetches = service.calls(fetches=True)
+    service.ask(WeightUpdate("other", step, 4, "/weights-4" if step == "load" else "", limit_s=60.0))
+    reply = service.reply()
+    assert isinstance(reply, Refused)
+    assert (reply.request_id, reply.error.code) == ("other", "update_in_progress")
+    assert reply.error.fields["weight_version"] == 3
+    for call in fetches.values():
+        service.answer(call)
+    assert {call.request.weight_version for call in service.calls().values()} == {3}
+
+
+def test_backends_that_leave_while_they_fetch() -> None:
+    service = Service("x")
+    service.ask(WeightUpdate("r", "load", 3, "/weights"))
+    (fetch,) = service.calls(fetches=True).values()
+    service.ask(RemoveBackend("remove", "x"))
+    service.replies.clear()
+    service.answer(fetch)
+    reply = service.reply()
+    assert isinstance(reply, Refused)
+    assert reply.error.code == "no_backend"
+    service.add("z")
+    assert service.states() == {"z": ("ready", 0)}
 
 
 def test_a_begin_that_one_host_does_not_answer_is_taken_back_on_all() -> None:
