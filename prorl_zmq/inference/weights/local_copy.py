@@ -22,12 +22,13 @@ import logging
 import os
 import shutil
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from threading import Thread
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 SYNC = ".weight_sync"
 THREADS = min(16, os.cpu_count() or 1)
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+_Result = TypeVar("_Result")
 
 log = logging.getLogger("prorl.engine")
 
@@ -108,7 +111,7 @@ class _Torn(Exception):
 class _Run:
     """What one `fetch` counts, and when it must end."""
 
-    pool: ThreadPoolExecutor
+    threads: int
     until: float
     read_bytes: int = 0
     tensors: int = 0
@@ -117,21 +120,36 @@ class _Run:
         if time.monotonic() > self.until:
             raise RequestTimeout("the weights were not fetched in time")
 
-    def all(self, work: Callable[[str], int | None], names: Iterable[str]) -> None:
-        """Do the work for each tensor, in threads; it returns the bytes read, or None if there was nothing to do."""
-        futures = [self.pool.submit(work, name) for name in names]
-        try:
-            for future in futures:
-                read_bytes = future.result()
-                if read_bytes is not None:
-                    self.tensors += 1
-                    self.read_bytes += read_bytes
-        finally:
-            for future in futures:
-                future.cancel()
-            for future in futures:
-                if not future.cancelled():
-                    future.exception()
+    def change(self, work: Callable[[str], int | None], names: Iterable[str]) -> None:
+        """Do the work for each tensor; it returns the bytes read, or None if there was nothing to do."""
+        read = [size for size in self.each(work, names).values() if size is not None]
+        self.tensors += len(read)
+        self.read_bytes += sum(read)
+
+    def each(self, work: Callable[[str], _Result], names: Iterable[str]) -> dict[str, _Result]:
+        """Do the work for each name, in threads; raise the first failure, after which none is begun.
+
+        The threads are daemons: an executor's would delay the process's exit while a folder on a network hangs.
+        """
+        left, done, failures = deque(names), dict[str, _Result](), list[BaseException]()
+
+        def loop() -> None:
+            while left and not failures:
+                with suppress(IndexError):  # another thread has taken the last one
+                    name = left.popleft()
+                    try:
+                        done[name] = work(name)
+                    except BaseException as error:  # noqa: BLE001 - raised below
+                        failures.append(error)
+
+        threads = [Thread(target=loop, name="weights", daemon=True) for _ in range(min(self.threads, len(left)))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise failures[0]
+        return done
 
 
 class LocalCopy:
@@ -174,8 +192,8 @@ class LocalCopy:
         began = time.perf_counter()
         source = _Source(path, wanted.version, self._like)
         try:
-            with self._locked(fcntl.LOCK_EX), ThreadPoolExecutor(self._threads, "weights") as pool:
-                run = _Run(pool, until)
+            with self._locked(fcntl.LOCK_EX):
+                run = _Run(self._threads, until)
                 run.check_time()
                 try:
                     self._fetch(source, wanted, run, self._state().had)
@@ -279,7 +297,7 @@ class LocalCopy:
                     raise full.invalid(f"has other bytes of {name} than its checksum says")
                 return theirs[name].length
 
-            run.all(take, _largest_first(theirs))
+            run.change(take, _largest_first(theirs))
         self._note(State(f"{version:06d}", full.weights))
 
     def _apply(self, delta: VersionFolder, run: _Run) -> None:
@@ -309,7 +327,7 @@ class LocalCopy:
                     raise _Torn(f"with {delta.name}, the tensor {name} does not get the checksum that it should have")
                 return len(frames[name])
 
-            run.all(change, _largest_first(delta.tensors))
+            run.change(change, _largest_first(delta.tensors))
         self._note(State(f"{delta.version:06d}", delta.weights))
 
     def _undo(self, delta: VersionFolder, run: _Run) -> None:
@@ -330,13 +348,13 @@ class LocalCopy:
                     raise _Torn(f"{delta.name}, tensor {name}: {error}") from error
                 return len(frames[name])
 
-            run.all(restore, _largest_first(delta.tensors))
+            run.change(restore, _largest_first(delta.tensors))
         self._note(State(f"{delta.base_version:06d}", delta.base_weights))
 
     def _frames(self, delta: VersionFolder, run: _Run) -> dict[str, memoryview]:
         """Return the frames of a delta, all of whose files are checked."""
         files = sorted({*delta.weight_map.values()})
-        content = dict(zip(files, run.pool.map(delta.read_file, files), strict=True))
+        content = run.each(delta.read_file, files)
         frames = {}
         for name, place in delta.tensors.items():
             frames[name] = content[place.file][place.at : place.at + place.length]
