@@ -95,6 +95,8 @@ class EngineDescription:
     """Whether it is a `ScoringEngine`."""
     adapter_slots: int = 0
     """Adapters whose generations run at the same time; 0: it is no `AdapterEngine`."""
+    reads_here: bool = True
+    """Whether it reads new weights on its host's machine, so that its host can read them ahead."""
     adapter_rest_s: float = 0.0
     """Seconds after `remove_adapter` for which it may still read the adapter's folder."""
 

@@ -333,3 +333,18 @@ def test_without_a_copy_a_fetch_reads_ahead(tmp_path: Path) -> None:
     size = (path / "model.safetensors").stat().st_size
     assert read_ahead(path, inf) == read_ahead(path / "model.safetensors", inf) == size
     assert read_ahead(path, 0.0) == read_ahead(tmp_path / "nowhere", inf) == read_ahead(Path("/dev/zero"), inf) == 0
+
+
+def test_what_a_server_elsewhere_reads_is_not_read_here(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+    monkeypatch.setattr(engine_updates, "read_ahead", lambda path, _: read.append(path))
+
+    async def main() -> None:
+        for reads_here in (True, False):
+            engine = EmbeddedEngine(policy)
+            description = replace(engine.description, reads_here=reads_here)
+            engine.__class__ = type("Elsewhere", (EmbeddedEngine,), {"description": description})
+            await EngineUpdates(engine).fetch(Path(f"/{reads_here}"), 1, 30.0)
+
+    asyncio.run(main())
+    assert read == [Path("/True")]

@@ -150,10 +150,10 @@ class EngineUpdates:
             EngineFailed: they cannot be copied.
         """
         until = time.monotonic() + limit_s
-        if self._copy is None:
-            await read_in_time(limit_s, read_ahead, path, until)
-        else:
+        if self._copy is not None:
             await read_in_time(limit_s, self._copy.fetch, path, Content(weight_version), until)
+        elif self._engine.description.reads_here:
+            await read_in_time(limit_s, read_ahead, path, until)
 
     async def load(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
         """Have the engine load weights itself: a whole update, or the rest of one that was begun for this version.

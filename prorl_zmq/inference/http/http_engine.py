@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
+from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
@@ -24,6 +25,7 @@ from ...errors import ConfigError, EngineFailed, InvalidWeights
 from ...wire.messages.backends import ChatSettings
 from ...wire.messages.engines import VersionSpan
 from ...wire.records import EXPERTS, RECORD_NAMES
+from ...wire.sockets import is_loopback_host
 from ..adapters import check_adapter, takes_none
 from ..checkpoint import check_checkpoint, read_in_time, read_tensors
 from ..engine import (
@@ -150,6 +152,7 @@ class HttpEngine:
                 records=found.records,
                 adapter_slots=0 if lora is None else lora.slots,
                 adapter_rest_s=REST_S,
+                reads_here=is_loopback_host(urlsplit(url).hostname or ""),
                 top_limit=found.top_limit,
                 unrecorded={
                     name: f"the answers of its server (api {found.dialect.name}) have none"
