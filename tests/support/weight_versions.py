@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import safetensors.numpy
-import safetensors.torch
-import torch
 import xxhash
 import zstandard
 
@@ -63,12 +61,14 @@ def publish(published: PublishedWeights, weights: Model, version: int) -> Writte
 def write_checkpoint(path: Path, weights: Model) -> Path:
     """Write a plain checkpoint, as `save_pretrained` does."""
     path.mkdir(parents=True)
-    types = {"BF16": torch.bfloat16, "F32": torch.float32}
-    tensors = {
-        name: torch.from_numpy(data.copy()).view(types[KINDS[name].dtype]).reshape(KINDS[name].shape)
-        for name, data in weights.items()
-    }
-    safetensors.torch.save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    content = b""
+    for name, data in weights.items():
+        offsets = (len(content), len(content) + len(data))
+        header[name] = {"dtype": KINDS[name].dtype, "shape": KINDS[name].shape, "data_offsets": offsets}
+        content += data.tobytes()
+    encoded = json.dumps(header).encode()
+    (path / "model.safetensors").write_bytes(len(encoded).to_bytes(8, "little") + encoded + content)
     return path
 
 

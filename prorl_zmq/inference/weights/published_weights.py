@@ -130,10 +130,13 @@ class PublishedWeights:
             if missing := self._kinds.keys() - self._added:
                 raise InvalidWeights(f"tensors were not added: {some_names(missing)}", path=str(path))
             began = time.perf_counter()
-            written = self._write(path, version)
+            try:
+                written = self._write(path, version)
+            except BaseException:
+                remove_version(path)
+                raise
         except BaseException:
             self.discard()
-            remove_version(path)
             raise
         tensors, encode_s = len(self._frames), self._encode_s
         self._version = version
@@ -152,14 +155,17 @@ class PublishedWeights:
         self._forget_added()
 
     def prune(self, wanted: int, hosts: Iterable[Content]) -> set[int]:
-        """Delete versions that no engine needs; return them.
+        """Delete versions that no engine needs, and those that a process died or failed to write; return the former.
 
         Args:
             wanted: the version that engines should serve, so the oldest that one may still ask for.
             hosts: what the copies of live hosts have.
         """
         there: list[Version] = []
-        for number in published_versions(self._root):
+        complete, unfinished = published_versions(self._root)
+        for number in unfinished:
+            remove_version(version_path(self._root, number))
+        for number in complete:
             with suppress(InvalidWeights):
                 there.append(published(version_path(self._root, number), number))
         there.sort(key=lambda one: one.version == self._version)

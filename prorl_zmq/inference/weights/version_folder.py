@@ -11,7 +11,8 @@ A delta's files have one U8 tensor of rank 1 for each changed tensor, its frame.
 `version`, `base_version`, `delta_encoding`, `compression_format` and `checksum_format`, all texts; the checksum of each
 whole new tensor is in the `__metadata__` of its file. We add to the index what slime's reader ignores: in `metadata`
 `weights`, the digest of all checksums, which identifies the version's content, and `base_weights`; and `files`, the
-length of each file and the checksums of its chunks. Without `delta_encoding`, a version is full.
+length of each file and the checksums of its chunks. Without `delta_encoding`, a version is full. slime's reader needs
+numbers without gaps; ours follows `base_version`.
 """
 
 from __future__ import annotations
@@ -174,10 +175,12 @@ def version_path(root: Path, version: int) -> Path:
     return root / f"weight_v{version:06d}"
 
 
-def published_versions(root: Path) -> set[int]:
-    """Return the versions in a trainer's folder."""
-    names = (NAME.fullmatch(path.parent.name) for path in root.glob(f"weight_v*/{INDEX}"))
-    return {int(name[1]) for name in names if name is not None}
+def published_versions(root: Path) -> tuple[set[int], set[int]]:
+    """Return the versions in a trainer's folder, and those whose folders are not complete."""
+    names = [NAME.fullmatch(path.name) for path in root.glob("weight_v*")]
+    there = {int(name[1]): name[0] for name in names if name is not None}
+    complete = {number for number, name in there.items() if (root / name / INDEX).exists()}
+    return complete, there.keys() - complete
 
 
 def read_version(path: Path) -> VersionFolder:

@@ -160,7 +160,7 @@ def test_after_a_failure_the_next_version_is_full(
         broken.setattr(version_folder, "write_aside", _disk_full)
         with pytest.raises(OSError, match="full"):
             publish(published, step(model(), 1), 2)
-    assert published_versions(tmp_path) == {1}
+    assert published_versions(tmp_path) == ({1}, set())
     assert [path.name for path in tmp_path.iterdir()] == [first.path.name]
     third = step(model(), 3)
     written = publish(published, third, 3)
@@ -180,7 +180,12 @@ def test_tensors_that_are_not_the_models(published: PublishedWeights) -> None:
             published.add(name, data)
     with pytest.raises(InvalidWeights, match=r"were not added: embed, layers\.0\.w, layers\.1\.w and 1 more"):
         published.write(1)
-    assert publish(published, weights, 1).is_full
+    written = publish(published, weights, 1)
+    assert written.is_full
+    published.add("norm", weights["norm"])
+    with pytest.raises(InvalidWeights, match="were not added"):
+        published.write(1)
+    assert_same(read_copy(written.path), weights)  # the version that engines may serve is still there
 
 
 def test_pruning_keeps_what_engines_need(
@@ -195,7 +200,7 @@ def test_pruning_keeps_what_engines_need(
     assert published.prune(3, []) == set()
     assert published.prune(5, [Content(2, contents[2])]) == {1, 2}
     assert published.prune(5, [Content(5, contents[5])]) == {3}
-    assert published_versions(tmp_path) == {4, 5}
+    assert published_versions(tmp_path) == ({4, 5}, set())
     with PublishedWeights(tmp_path, KINDS, threads=1) as again:
         publish(again, weights, 2)
         assert again.prune(2, [Content(5, contents[5])]) == {4, 5}
