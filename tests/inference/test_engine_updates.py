@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -348,3 +349,14 @@ def test_what_a_server_elsewhere_reads_is_not_read_here(policy: Policy, monkeypa
 
     asyncio.run(main())
     assert read == [Path("/True")]
+
+
+def test_a_folder_that_hangs_is_left_to_the_load(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs = threading.Event()
+    monkeypatch.setattr(engine_updates, "read_ahead", lambda *_: hangs.wait(WAIT_S))
+
+    async def test(one: Engine) -> None:
+        await one.updates.fetch(Path("/hangs"), 1, 0.05)
+
+    run(policy, test)
+    hangs.set()

@@ -13,11 +13,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import EngineFailed, UpdateInProgress, UpdateNotBegun
+from ...errors import EngineFailed, InvalidWeights, UpdateInProgress, UpdateNotBegun
 from ..checkpoint import read_ahead, read_in_time
 from ..weights.version_chain import Content
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 FETCH_S = 600.0
 """Longest copying of weights that no `fetch` brought before, in seconds."""
+ANSWER_SHARE = 0.8
+"""Of the time for a fetch, after which a host answers."""
 AGAIN_S = 10.0
 """Seconds between two tries to resume an engine whose trainer died."""
 
@@ -143,17 +146,24 @@ class EngineUpdates:
             await self._take_back(self._begun)
 
     async def fetch(self, path: Path, weight_version: int, limit_s: float) -> None:
-        """Bring weights near; the engine generates meanwhile.
+        """Bring weights near; the engine generates meanwhile. Without a copy, a load reads what was not read in time.
+
+        Args:
+            path: of the weights.
+            weight_version: their version.
+            limit_s: when the broker stops waiting; the answer comes before.
 
         Raises:
-            InvalidWeights: they cannot be used, or could not be read in time.
-            EngineFailed: they cannot be copied.
+            InvalidWeights: they cannot be copied, or not in time.
+            EngineFailed: the copy cannot be written.
         """
+        limit_s *= ANSWER_SHARE
         until = time.monotonic() + limit_s
         if self._copy is not None:
             await read_in_time(limit_s, self._copy.fetch, path, Content(weight_version), until)
         elif self._engine.description.reads_here:
-            await read_in_time(limit_s, read_ahead, path, until)
+            with suppress(InvalidWeights):
+                await read_in_time(limit_s, read_ahead, path, until)
 
     async def load(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
         """Have the engine load weights itself: a whole update, or the rest of one that was begun for this version.
