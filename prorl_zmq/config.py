@@ -174,6 +174,10 @@ class BackendSettings(Section, frozen=True, kw_only=True):
     """`vllm`: GPU ids, dealt out evenly in order; empty: what vLLM sees."""
     cores: tuple[Annotated[int, Meta(ge=0)], ...] = ()
     """CPU cores, dealt out evenly in order; empty: all."""
+    weights_dir: str = ""
+    """A folder on a local disk for a copy of the weights, which engines of the same name on a machine share; the
+    servers of `http` see it at the same path. Empty: engines read full versions where the trainer wrote them, and
+    deltas are applied in the run folder."""
     arguments: tuple[str, ...] = ()
     """`vllm`: vLLM's own flags, such as `["--max-model-len", "32768"]`."""
     python: str = ""

@@ -94,7 +94,7 @@ BUDGET = {
     "client": 3050,
     "cluster": 1000,
     "commands": 7450,
-    "config": 500,
+    "config": 550,
     "data": 1950,
     "demo": 750,
     "dockerfile": 1000,

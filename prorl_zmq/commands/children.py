@@ -149,6 +149,8 @@ def _run_engine(plan: EnginePlan) -> None:
         insecure=topology.service.insecure,
         keys=keys,
         run_dir=run_dir,
+        weights=Path(backend.weights_dir or run_dir).expanduser().absolute() / "weights" / backend.name,
+        copies_all=bool(backend.weights_dir),
         adapters=run_dir / "adapters" / plan.name / os.environ.get(SERVICE_VARIABLE, "none"),
     )
     if backend.cores:

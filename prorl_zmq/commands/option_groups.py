@@ -158,6 +158,14 @@ class EngineOptions(ModelOptions):
     template_argument: options.TemplateArguments = None
     gpus: Annotated[str, typer.Option(metavar="IDS", help="vllm: GPU ids, such as 0,1. [default: all]")] = ""
     cores: Annotated[str, typer.Option(metavar="IDS", help="CPU cores, such as 0,1. [default: all]")] = ""
+    weights_dir: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR",
+            help="On a local disk: new weights are copied there before the engine pauses. [default: deltas only, in "
+            "the run folder]",
+        ),
+    ] = ""
     model_name: ModelNameOption = POLICY
     frozen: Frozen = False
     weight: Annotated[float, typer.Option(min=1e-6, help="Relative load: weight 2 gets twice the jobs.")] = 1.0

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 INDEX = "model.safetensors.index.json"
 """Lists which file holds each tensor of a checkpoint in several files."""
+DELTA = "delta"
+"""In the folder of a full version of weights: the same version as a difference to the one before."""
 NAMED_LIMIT = 3
 """Most tensors that a message names."""
 
@@ -117,6 +119,19 @@ def read_ahead(path: Path, until: float) -> int:
                 while time.monotonic() < until and (read := content.readinto(buffer)):
                     read_bytes += read
     return read_bytes
+
+
+def delta_of(path: Path) -> Path | None:
+    """Return the folder of a version as a difference to the one before: its own, if it is no full version.
+
+    None: there is no difference, or no index that can be read.
+    """
+    if (path / DELTA).is_dir():
+        return path / DELTA
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        if json.loads((path / INDEX).read_bytes())["metadata"]["delta_encoding"]:
+            return path
+    return None
 
 
 def no_cpu_updates(model: str) -> str:

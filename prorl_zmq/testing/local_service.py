@@ -231,6 +231,7 @@ class LocalService:
             name=model,
             node=self._options.node,
             run_dir=self.run_dir,
+            weights=self.run_dir / "weights" / model,
         )
         with zmq.Context() as context:
             await EngineHost(context, engine, options).run(self._stop)

@@ -14,7 +14,7 @@ import pytest
 from support.weight_versions import KINDS, assert_same, model, publish, read_copy, step, write_checkpoint
 
 from prorl_zmq.errors import EngineFailed, InvalidWeights, UpdateInProgress, UpdateNotBegun
-from prorl_zmq.inference.checkpoint import read_ahead
+from prorl_zmq.inference.checkpoint import DELTA, read_ahead
 from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.hosting import engine_updates
 from prorl_zmq.inference.hosting.engine_updates import EngineUpdates
@@ -271,23 +271,31 @@ def test_closing_in_the_middle_of_an_update_fails_what_waits(policy: Policy) -> 
 class FolderEngine(EmbeddedEngine):
     """Notes the folders that it is to load, and what they hold."""
 
-    def __init__(self, policy: Policy, model: Path) -> None:
+    def __init__(self, policy: Policy, model: Path, *, reads_here: bool) -> None:
         super().__init__(policy)
         self._model = model
+        self._reads_here = reads_here
         self.loaded: list[tuple[Path, int, Model]] = []
 
     @property
     def description(self) -> EngineDescription:
-        return replace(super().description, model=str(self._model))
+        return replace(super().description, model=str(self._model), reads_here=self._reads_here)
 
     async def update_weights(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
         self.loaded.append((path, weight_version, read_copy(path)))
 
 
-def with_folders(policy: Policy, tmp_path: Path, test: Callable[[FolderEngine, EngineUpdates, Path], Any]) -> None:
+def with_folders(
+    policy: Policy,
+    tmp_path: Path,
+    test: Callable[[FolderEngine, EngineUpdates, Path], Any],
+    *,
+    copies_all: bool = True,
+    reads_here: bool = True,
+) -> None:
     async def main() -> None:
-        engine = FolderEngine(policy, write_checkpoint(tmp_path / "served", model(99)))
-        updates = EngineUpdates(engine, tmp_path / "copy")
+        engine = FolderEngine(policy, write_checkpoint(tmp_path / "served", model(99)), reads_here=reads_here)
+        updates = EngineUpdates(engine, tmp_path / "copy", copies_all=copies_all)
         await test(engine, updates, tmp_path / "published")
         await updates.close()
         await engine.close()
@@ -327,6 +335,87 @@ def test_weights_that_were_not_fetched_are_fetched_by_the_load(policy: Policy, t
         assert len(engine.loaded) == 1
 
     with_folders(policy, tmp_path, test)
+
+
+SECOND = step(model(), 1, share=0.2)
+VERSIONS = {1: model(), 2: SECOND, 3: step(SECOND, 2, share=0.2)}
+"""A full version, a delta, and a full version with a delta."""
+
+
+async def publish_chain(updates: EngineUpdates, root: Path) -> None:
+    with PublishedWeights(root, KINDS, threads=1) as published:
+        for version, tensors in VERSIONS.items():
+            path = publish(published, tensors, version).path
+            assert (path / DELTA).is_dir() is (version == 3)
+            await updates.fetch(path, version, 30.0)
+            await updates.load(path, version, "keep")
+
+
+def test_without_a_folder_for_them_only_deltas_are_copied(policy: Policy, tmp_path: Path) -> None:
+    async def test(engine: FolderEngine, updates: EngineUpdates, root: Path) -> None:
+        await publish_chain(updates, root)
+        copy = tmp_path / "copy"
+        assert [one[0] for one in engine.loaded] == [root / "weight_v000001", copy, copy]
+        for _, version, loaded in engine.loaded:
+            assert_same(loaded, VERSIONS[version])
+
+    with_folders(policy, tmp_path, test, copies_all=False)
+
+
+def test_a_server_elsewhere_that_sees_the_copy_loads_it(policy: Policy, tmp_path: Path) -> None:
+    async def test(engine: FolderEngine, updates: EngineUpdates, root: Path) -> None:
+        await publish_chain(updates, root)
+        assert [one[0] for one in engine.loaded] == [tmp_path / "copy"] * 3
+
+    with_folders(policy, tmp_path, test, reads_here=False)
+
+
+def test_a_server_elsewhere_takes_full_versions_only(policy: Policy, tmp_path: Path) -> None:
+    async def test(engine: FolderEngine, updates: EngineUpdates, root: Path) -> None:
+        with PublishedWeights(root, KINDS, threads=1) as published:
+            for version, tensors in VERSIONS.items():
+                path = publish(published, tensors, version).path
+                if version == 2:
+                    refusal = "weight_v000002 is a delta, and this engine .* give its backend a `weights_dir`"
+                    with pytest.raises(InvalidWeights, match=refusal):
+                        await updates.fetch(path, version, 30.0)
+                    with pytest.raises(InvalidWeights, match=refusal):
+                        await updates.load(path, version, "keep")
+                else:
+                    await updates.fetch(path, version, 30.0)
+                    await updates.load(path, version, "keep")
+        assert [one[0].name for one in engine.loaded] == ["weight_v000001", "weight_v000003"]
+        assert not (tmp_path / "copy").exists()
+
+    with_folders(policy, tmp_path, test, copies_all=False, reads_here=False)
+
+
+def test_a_folder_of_something_else_is_no_copy(policy: Policy, tmp_path: Path) -> None:
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "thesis.txt").write_text("mine")
+
+    async def test(engine: FolderEngine, updates: EngineUpdates, root: Path) -> None:
+        with pytest.raises(EngineFailed, match="has files that are no copy of weights"):
+            await publish_chain(updates, root)
+        assert not engine.loaded
+
+    with_folders(policy, tmp_path, test)
+    assert [path.name for path in (tmp_path / "copy").iterdir()] == ["thesis.txt"]
+
+
+def test_a_file_is_loaded_where_it_is(policy: Policy, make_policy: Callable[..., Policy], tmp_path: Path) -> None:
+    new = make_policy(7)
+    new.save(tmp_path / "new.npz")
+
+    async def main() -> None:
+        engine = EmbeddedEngine(policy)
+        updates = EngineUpdates(engine, tmp_path / "copy", copies_all=True)
+        await updates.fetch(tmp_path / "new.npz", 1, 30.0)
+        await updates.load(tmp_path / "new.npz", 1, "keep")
+        assert engine.weight_version == 1
+        await engine.close()
+
+    asyncio.run(main())
 
 
 def test_without_a_copy_a_fetch_reads_ahead(tmp_path: Path) -> None:

@@ -12,9 +12,11 @@ import pytest
 from support.commands import complaint, run
 
 from prorl_zmq import cli
+from prorl_zmq.commands import children
 from prorl_zmq.commands.children import run_child
 from prorl_zmq.config import BackendSettings, GatewaySettings, ServiceSettings, StageSettings, Topology, own_run_dir
 from prorl_zmq.errors import ConfigError
+from prorl_zmq.inference.hosting import host
 from prorl_zmq.service.child_plans import plan_brokers, plan_children, plan_node
 from prorl_zmq.service.process_plans import PLAN_LIMIT_BYTES, EnginePlan, read_plan
 from prorl_zmq.service.service_folder import ServiceFolder
@@ -22,6 +24,7 @@ from prorl_zmq.wire.messages.base import PROTOCOL_VERSION
 from prorl_zmq.wire.messages.jobs import Phase
 
 if TYPE_CHECKING:
+    from prorl_zmq.inference.hosting.host import HostOptions
     from prorl_zmq.service.process_plans import AnyPlan
 
 OTHER_ACCOUNT = 54_321
@@ -61,6 +64,20 @@ def test_each_engine_has_its_own_part(tmp_path: Path) -> None:
         ("engine-1", ("http://b:1",), (2, 3)),
     ]
     assert {one.backend.weight for one in engines} == {2.0}
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_where_an_engine_has_its_copy_of_the_weights(
+    given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[HostOptions] = []
+    monkeypatch.setattr(host, "run_engine_host", lambda _, options: started.append(options))
+    run_dir, disk = own_run_dir(tmp_path / "run"), tmp_path / "disk"
+    topology = Topology(service=ServiceSettings(run_dir=str(run_dir)))
+    backend = BackendSettings(name="b", weights_dir=str(disk) if given else "")
+    children.run(EnginePlan(name="engine-0", topology=topology, backend=backend, connect=f"ipc://{run_dir}/broker"))
+    assert started[0].weights == (disk if given else run_dir) / "weights" / "b"
+    assert started[0].copies_all is given
 
 
 def stage_plan(**changed: object) -> bytes:

@@ -4,8 +4,9 @@ An update stops the engine, and is then ended, cancelled, replaced by a load tha
 after its limit (the trainer died). There is one update at a time; calls that change weights run in order.
 `Engine.begin_update` specifies what an engine does.
 
-A `fetch` before a load brings the weights near while the engine generates: into the copy that all engines of the model
-on this host share (see `LocalCopy`), or without one into the machine's page cache. A load without it does it itself.
+A `fetch` before a load brings the weights near while the engine generates. A load without it does it itself. There are
+two ways. Full versions are read where the trainer wrote them, ahead into the machine's page cache. Deltas, and with
+`copies_all` all versions, are put into a copy that all engines of the model on this host share (see `LocalCopy`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import EngineFailed, InvalidWeights, UpdateInProgress, UpdateNotBegun
-from ..checkpoint import read_ahead, read_in_time
+from ..checkpoint import delta_of, read_ahead, read_in_time
 from ..weights.version_chain import Content
 
 if TYPE_CHECKING:
@@ -49,18 +50,15 @@ class EngineUpdates:
     """Changes the weights of one engine; made and used on its loop.
 
     Args:
-        engine: it takes folders of weights, if there is a copy.
-        copy: the folder of the copy; None: the engine reads new weights where the trainer wrote them.
+        engine: whose weights change.
+        copy: the folder of the copy, which the engine sees at the same path; None: it takes no deltas.
+        copies_all: full versions are copied too. A file, such as the embedded engine's, never is.
     """
 
-    def __init__(self, engine: Engine, copy: Path | None = None) -> None:
+    def __init__(self, engine: Engine, copy: Path | None = None, *, copies_all: bool = False) -> None:
         self._engine = engine
-        self._copy: LocalCopy | None = None
-        if copy is not None:
-            from ..weights.local_copy import LocalCopy
-
-            model = Path(engine.description.model)
-            self._copy = LocalCopy(copy, model if model.is_absolute() and model.is_dir() else None)
+        self._copy_folder = copy if copies_all or engine.description.reads_here else None
+        self._copies_all = copies_all
         self._begun: _Begun | None = None
         self._one_change = asyncio.Lock()
         self._giving_up: set[asyncio.Task[None]] = set()
@@ -159,11 +157,18 @@ class EngineUpdates:
         """
         limit_s *= ANSWER_SHARE
         until = time.monotonic() + limit_s
-        if self._copy is not None:
-            await read_in_time(limit_s, self._copy.fetch, path, Content(weight_version), until)
+        try:
+            copy = await read_in_time(limit_s, self._copy_for, path)
+        except InvalidWeights:
+            if time.monotonic() < until:
+                raise
+            return  # the folder hangs
+        if copy is not None:
+            left_s = until - time.monotonic()
+            await read_in_time(left_s, copy.fetch, path, Content(weight_version), until)
         elif self._engine.description.reads_here:
             with suppress(InvalidWeights):
-                await read_in_time(limit_s, read_ahead, path, until)
+                await read_in_time(until - time.monotonic(), read_ahead, path, until)
 
     async def load(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
         """Have the engine load weights itself: a whole update, or the rest of one that was begun for this version.
@@ -180,12 +185,13 @@ class EngineUpdates:
             await asyncio.wait([begun.stopping])
         async with self._one_change:
             try:
-                if self._copy is None:
+                copy = await read_in_time(FETCH_S, self._copy_for, path)
+                if copy is None:
                     await self._engine.update_weights(path, weight_version, mode)
                 else:
                     wanted, until = Content(weight_version), time.monotonic() + FETCH_S
-                    with await read_in_time(FETCH_S, self._copy.hold, path, wanted, until):
-                        await self._engine.update_weights(self._copy.folder, weight_version, mode)
+                    with await read_in_time(FETCH_S, copy.hold, path, wanted, until):
+                        await self._engine.update_weights(copy.folder, weight_version, mode)
             finally:
                 if begun is not None:
                     self._forget(begun)
@@ -210,6 +216,26 @@ class EngineUpdates:
             await asyncio.wait([begun.stopping])
         for task in tuple(self._giving_up):
             task.cancel()
+
+    def _copy_for(self, path: Path) -> LocalCopy | None:
+        """Return the copy through which the engine gets a version; None: it reads it where it is."""
+        delta = delta_of(path)
+        if path.is_file() or (delta is None and not self._copies_all):
+            return None
+        if self._copy_folder is None:
+            if delta != path:
+                return None
+            raise InvalidWeights(
+                f"{path.name} is a delta, and this engine reads weights where the trainer wrote them; give its backend "
+                "a `weights_dir`, which the engine and its host see at the same path",
+                path=str(path),
+            )
+        try:
+            from ..weights.local_copy import LocalCopy
+        except ImportError as error:
+            raise EngineFailed(str(error)) from error
+        model = Path(self._engine.description.model)
+        return LocalCopy(self._copy_folder, model if model.is_absolute() and model.is_dir() else None)
 
     async def _stop(self, mode: UpdateMode) -> None:
         async with self._one_change:

@@ -119,7 +119,9 @@ class HostOptions:
     """The folder for copies of adapters, which the engine sees at the same path; None: the engine gets none."""
     weights: Path | None = None
     """The folder for the copy of the model's weights, which all its engines on this machine share and see at the same
-    path; None: engines read new weights where the trainer wrote them."""
+    path; None: the engine takes no deltas."""
+    copies_all: bool = False
+    """Whether full versions go through the copy too, and not only deltas. An engine on another machine must see it."""
 
 
 class EngineHost:
@@ -157,7 +159,7 @@ class EngineHost:
         self._envelopes: dict[str, Sequence[Frame]] = {}
         """The envelope for the answer to each generation."""
         self._scores = ScoreQueue(engine, lambda: bool(self._generations), self._using, self._send, self._refuse)
-        self._updates = EngineUpdates(engine, options.weights)
+        self._updates = EngineUpdates(engine, options.weights, copies_all=options.copies_all)
         self._adapters = HostedAdapters(engine, options.adapters)
         self._updating: set[asyncio.Task[None]] = set()
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0

@@ -33,10 +33,10 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import msgspec
 
 from ...errors import EngineFailed, InvalidWeights, RequestTimeout
-from ..checkpoint import INDEX, check_checkpoint, some_names
+from ..checkpoint import DELTA, INDEX, check_checkpoint, some_names
 from .stored_tensor import StoredTensor
 from .version_chain import Content, Version, find_route
-from .version_folder import DELTA, header_bytes, published, read_version, version_path, write_aside
+from .version_folder import header_bytes, published, read_version, version_path, write_aside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -412,6 +412,8 @@ class LocalCopy:
     @contextmanager
     def _locked(self, how: int) -> Iterator[None]:
         sync = self.folder / SYNC
+        if not sync.is_dir() and self.folder.is_dir() and any(self.folder.iterdir()):
+            raise EngineFailed(f"{self.folder} has files that are no copy of weights; give another `weights_dir`")
         sync.mkdir(parents=True, exist_ok=True)
         with (sync / "lock").open("a") as lock:
             fcntl.flock(lock, how)

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ...errors import InvalidWeights
-from ..checkpoint import TensorKind, some_names
+from ..checkpoint import DELTA, TensorKind, some_names
 from .tensor_delta import CHECKSUM, checksum, encode
 from .version_chain import ANCHOR_SHARE, Version, is_anchor_due, needed_versions
 from .version_folder import (
-    DELTA,
     FolderWriter,
     published,
     published_versions,

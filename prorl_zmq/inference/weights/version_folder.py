@@ -32,7 +32,7 @@ import numpy as np
 
 from ...errors import InvalidWeights
 from ...system.files import open_regular
-from ..checkpoint import INDEX, LENGTH_BYTES, TensorKind, read_header, some_names
+from ..checkpoint import DELTA, INDEX, LENGTH_BYTES, TensorKind, read_header, some_names
 from .tensor_delta import CHECKSUM, HASHERS, checksum
 from .version_chain import Version
 
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 4 * 2**20
 """A file's chunks have a checksum each, so that hosts can fetch them from each other."""
 INDEX_LIMIT_BYTES = 64 * 2**20
-DELTA = "delta"
 NAME = re.compile(r"weight_v(\d{6,18})")
 ENCODINGS = ("xor", "overwrite")
 TYPE_BYTES = (
