@@ -8,24 +8,21 @@ import os
 import re
 import shutil
 import time
-import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from .errors import ConfigError, EngineFailed, InvalidWeights, NoBackend, RequestTimeout
-from .inference.adapters import CONFIG as ADAPTER_CONFIG
-from .inference.adapters import WEIGHTS as ADAPTER_WEIGHTS
-from .inference.adapters import check_adapter
-from .inference.checkpoint import INDEX, read_tensors
+from .errors import ConfigError, EngineFailed, NoBackend, ProrlError, RequestTimeout
+from .inference.checkpoint import read_tensors
+from .inference.weights.version_chain import Content
 from .system.held_file import claim_folder
 from .system.installation import how_to_install
 from .wire.messages.base import POLICY
 
 try:
     import torch
-    from safetensors.torch import save_file
     from torch.distributed.tensor import DTensor
 
+    from .inference.weights.tensor_writers import AdapterWriter, DeltaWriter, FullWriter
     from .system.ranks import raise_everywhere, rank
 except ImportError as error:
     message = f"prorl_zmq.weights_publisher needs PyTorch and safetensors: {how_to_install('train')}"
@@ -37,29 +34,20 @@ if TYPE_CHECKING:
 
     from .client.blocking.client import RolloutClient
     from .inference.checkpoint import TensorKind
+    from .inference.weights.published_weights import PublishedWeights
     from .wire.messages.backends import Backend
     from .wire.messages.engines import UpdateMode
 
 log = logging.getLogger("prorl.trainer")
 
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-"""By the words of safetensors."""
+WeightsForm = Literal["full", "delta"]
+"""What is written of a version."""
 PART_BYTES = 5 * 2**30
+LARGE_SHARE = 0.2
+"""Of a full version: of a larger delta, the trainer is warned."""
 UPDATE_S = 600.0
 RETRY_S = 1.0
+Writer = FullWriter | DeltaWriter | AdapterWriter
 MADE = re.compile(r"\.?weights-\d+")
 """The folders that are ours to remove."""
 
@@ -71,12 +59,16 @@ class Published(NamedTuple):
     """The folder that the engines have read."""
     tensors: int
     size_bytes: int
+    """Of all tensors."""
     gather_s: float
-    """Seconds until all tensors were whole, of the served dtype, and on the CPU."""
+    """Seconds until all tensors were whole, of the served dtype, and on the CPU. For a delta, also until they were
+    compared and compressed."""
     write_s: float
     """Seconds of writing files."""
     update_s: float
     """Seconds until all engines served them."""
+    written_bytes: int
+    """Of the version's files."""
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -100,7 +92,10 @@ class WeightsPublisher:
         served: the folder of the model that the engines were started with: its safetensors files say which tensors
             there are, their shapes and dtypes.
         folder: where the folders of weights go; all engine hosts see it under this path. Made if it is not there.
-        keep: how many folders of weights stay.
+        form: `full` writes all tensors. `delta` writes what changed since the last version, compressed, and a full
+            version first and whenever the deltas since would be half of one; it keeps a copy of the weights in memory.
+            Folders are then named `weight_v000012`; those that an engine or a new host needs stay.
+        keep: how many folders of full weights stay.
         rename: gives the served model's name of a trainer's tensor, or None for one that it does not have.
         mode: what becomes of running generations; see `RolloutClient.begin_weights`.
         part_bytes: a file is ended when it has so many bytes.
@@ -111,8 +106,8 @@ class WeightsPublisher:
         base: with `lora`, the name of the model that it adapts, if backends of several models have adapter slots.
 
     Raises:
-        ConfigError: another publisher uses the folder, another account could write to it, or a rank has a client that
-            should not, or lacks one.
+        ConfigError: another publisher uses the folder, another account could write to it, a rank has a client that
+            should not, or lacks one, or a library for deltas is missing.
         InvalidWeights: `served` has no safetensors files, or one cannot be read.
     """
 
@@ -122,6 +117,7 @@ class WeightsPublisher:
         served: str | Path,
         folder: str | Path,
         *,
+        form: WeightsForm = "full",
         keep: int = 2,
         rename: Callable[[str], str | None] | None = None,
         mode: UpdateMode = "keep",
@@ -133,6 +129,10 @@ class WeightsPublisher:
     ) -> None:
         if keep < 1:
             raise ConfigError("keep is at least 1: engines read the newest folder", key="keep")
+        if form not in get_args(WeightsForm):
+            raise ConfigError(f"form is {' or '.join(get_args(WeightsForm))}, not {form!r}", key="form")
+        if lora and form == "delta":
+            raise ConfigError("an adapter (lora=True) is written in full each time", key="form")
         if base and not lora:
             raise ConfigError("only an adapter (lora=True) has a base model", key="base")
         if (client is not None) != (rank() == 0) and not callable(client):
@@ -151,6 +151,9 @@ class WeightsPublisher:
         self._part_bytes = part_bytes
         self._all_ranks = all_ranks
         self._served: dict[str, TensorKind] = {}
+        self._versions: PublishedWeights | None = None
+        """The versions of the form `delta`."""
+        self._warned = False
         self._lock: int | None = None
         if self._client is None:
             return
@@ -160,6 +163,12 @@ class WeightsPublisher:
             self._lock = claim_folder(self._folder, ".lock")
         except BlockingIOError:
             raise ConfigError(f"another trainer publishes its weights in {folder}", key="folder") from None
+        if form == "delta":
+            try:
+                from .inference.weights.published_weights import PublishedWeights
+            except ImportError as error:
+                raise ConfigError(str(error), key="form") from error
+            self._versions = PublishedWeights(self._folder, self._served)
         for unfinished in self._folder.glob(".weights-*"):
             shutil.rmtree(unfinished, ignore_errors=True)
 
@@ -193,13 +202,7 @@ class WeightsPublisher:
             lora_config, pairs = _adapter_of(weights, lora_config)
         else:
             pairs = weights.state_dict().items() if isinstance(weights, torch.nn.Module) else weights
-        writer: _Writer | _AdapterWriter | None = None
-        if self._client is not None:
-            partial = self._folder / f".weights-{weight_version:08d}"
-            if lora_config is not None:
-                writer = _AdapterWriter(partial, self._served_folder, lora_config)
-            else:
-                writer = _Writer(partial, self._served, self._tied, self._part_bytes)
+        writer = None if self._client is None else self._writer(weight_version, lora_config)
         failure: Exception | None = None
         published = None
         began = time.perf_counter()
@@ -219,7 +222,7 @@ class WeightsPublisher:
             except Exception as error:  # noqa: BLE001 - raised below, on all ranks
                 failure = error
             finally:
-                shutil.rmtree(writer.path, ignore_errors=True)
+                writer.close()
         if self._all_ranks:
             raise_everywhere(failure)
         elif failure is not None:
@@ -228,6 +231,8 @@ class WeightsPublisher:
 
     def close(self) -> None:
         """Let others publish in this folder, and close a client that was opened here."""
+        if self._versions is not None:
+            self._versions.close()
         lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)
@@ -240,22 +245,57 @@ class WeightsPublisher:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _writer(
+        self, weight_version: int, lora_config: Mapping[str, Any] | None
+    ) -> FullWriter | DeltaWriter | AdapterWriter:
+        if self._versions is not None:
+            return DeltaWriter(self._folder, self._served, self._tied, self._versions)
+        path = self._folder / f"weights-{weight_version:08d}"
+        if lora_config is not None:
+            return AdapterWriter(path, self._served_folder, lora_config)
+        return FullWriter(path, self._served, self._tied, self._part_bytes)
+
     def _finish(
-        self, writer: _Writer | _AdapterWriter, weight_version: int, passed_s: float, timeout_s: float
+        self,
+        writer: FullWriter | DeltaWriter | AdapterWriter,
+        weight_version: int,
+        passed_s: float,
+        timeout_s: float,
     ) -> Published:
         assert self._client is not None, "rank 0 writes"
         gather_s = passed_s - writer.write_s
-        writer.finish()
-        path = self._folder / f"weights-{weight_version:08d}"
-        shutil.rmtree(path, ignore_errors=True)  # of an earlier run of this trainer
-        writer.path.rename(path)
+        path = writer.finish(weight_version)
+        size_bytes = writer.size_bytes
+        if LARGE_SHARE * size_bytes < writer.written_bytes < size_bytes and not self._warned:
+            self._warned = True
+            share = writer.written_bytes / size_bytes
+            log.warning(
+                "the delta to weights %d is %.0f %% of all weights: deltas pay at low learning rates and with an "
+                "update for each step",
+                weight_version,
+                100 * share,
+            )
         began = time.perf_counter()
         self._update(path, weight_version, timeout_s)
         update_s = time.perf_counter() - began
-        made = [old for old in self._folder.iterdir() if MADE.fullmatch(old.name) and old != path]
-        for old in sorted(made, key=lambda old: -old.stat().st_mtime)[self._keep - 1 :]:
-            shutil.rmtree(old, ignore_errors=True)
-        return Published(path, writer.tensors, writer.size_bytes, gather_s, writer.write_s, update_s)
+        if self._versions is None:
+            made = [old for old in self._folder.iterdir() if MADE.fullmatch(old.name) and old != path]
+            for old in sorted(made, key=lambda old: -old.stat().st_mtime)[self._keep - 1 :]:
+                shutil.rmtree(old, ignore_errors=True)
+        else:
+            self._prune(self._versions, weight_version)
+        return Published(path, writer.tensors, size_bytes, gather_s, writer.write_s, update_s, writer.written_bytes)
+
+    def _prune(self, versions: PublishedWeights, weight_version: int) -> None:
+        """Delete versions that no engine needs, unless the service does not say what engines have."""
+        assert self._client is not None, "rank 0 writes"
+        try:
+            backends = [one.backend for one in self._client.backends.list()]
+        except ProrlError as error:
+            log.warning("no old weights are deleted: %s", error.message)
+            return
+        have = [Content(one.weight_version) for one in backends if one.name == self._model and not one.frozen]
+        versions.prune(weight_version, have)
 
     def _update(self, path: Path, weight_version: int, timeout_s: float) -> None:
         """Have the engines load the weights; an engine that dies meanwhile loads them when it is back."""
@@ -286,112 +326,6 @@ class WeightsPublisher:
                 time.sleep(RETRY_S)
 
 
-class _Writer:
-    """Writes one checkpoint, file by file."""
-
-    def __init__(self, path: Path, served: dict[str, TensorKind], tied: set[str], part_bytes: int) -> None:
-        self.path = path
-        self.tensors = self.size_bytes = 0
-        self.write_s = 0.0
-        self._served = served
-        self._tied = tied
-        self._part_bytes = part_bytes
-        self._part: dict[str, torch.Tensor] = {}
-        self._held = self._parts = 0
-        self._files: dict[str, str] = {}
-        self._places: dict[tuple[int, ...], list[tuple[str, weakref.ref[torch.Tensor]]]] = {}
-        """The tensors that came, by where they lie, which says something only while they live."""
-        self._unknown: set[str] = set()
-        shutil.rmtree(path, ignore_errors=True)
-        path.mkdir()
-
-    def add(self, name: str, tensor: torch.Tensor, given: torch.Tensor) -> None:
-        """Add a whole tensor, and note where the one lies that the trainer gave for it."""
-        kind = self._served.get(name)
-        beside = self._places.setdefault(_place(given), [])
-        copies = [other for other, alive in beside if alive() is not None]
-        beside.append((name, weakref.ref(given)))
-        if kind is None:
-            if name not in self._tied and not any(other in self._served for other in copies):
-                self._unknown.add(name)
-            return
-        self._unknown -= {*copies}
-        if name in self._files:
-            raise InvalidWeights(f"the tensor {name} comes twice", path=str(self.path))
-        if tuple(tensor.shape) != kind.shape:
-            message = f"the tensor {name} has the shape {list(tensor.shape)}, in the served model {list(kind.shape)}"
-            raise InvalidWeights(message, path=str(self.path))
-        if kind.dtype not in DTYPES:
-            raise InvalidWeights(
-                f"the served model has {name} as {kind.dtype}: publish none of it", path=str(self.path)
-            )
-        ours = tensor.detach().to(device="cpu", dtype=DTYPES[kind.dtype]).contiguous()
-        if ours.is_floating_point() and not bool(torch.isfinite(ours.float()).all()):
-            message = f"the tensor {name} holds values that are not finite numbers as {kind.dtype}"
-            raise InvalidWeights(message, path=str(self.path))
-        if ours.untyped_storage().nbytes() != ours.nbytes:
-            ours = ours.clone()  # a slice of something larger, which may come too
-        self._part[name] = ours
-        self._files[name] = self._file
-        self._held += ours.nbytes
-        self.tensors += 1
-        self.size_bytes += ours.nbytes
-        if self._held >= self._part_bytes:
-            self._write()
-
-    def finish(self) -> None:
-        lacking = sorted(self._served.keys() - self._files.keys())
-        surplus = sorted(self._unknown)
-        for names, problem in ((lacking, "does not give"), (surplus, "gives, and the served model does not have")):
-            if names:
-                some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-                message = f"there are tensors that the trainer {problem}: {some}; see `rename`"
-                raise InvalidWeights(message, path=str(self.path))
-        self._write()
-        index = {"metadata": {"total_size": self.size_bytes}, "weight_map": self._files}
-        (self.path / INDEX).write_text(json.dumps(index))
-
-    def _write(self) -> None:
-        if self._part:
-            began = time.perf_counter()
-            save_file(self._part, self.path / self._file, metadata={"format": "pt"})
-            self.write_s += time.perf_counter() - began
-            self._part, self._held = {}, 0
-            self._parts += 1
-
-    @property
-    def _file(self) -> str:
-        return f"model-{self._parts:05d}.safetensors"
-
-
-class _AdapterWriter:
-    """Writes one adapter, and checks that the served model can have it."""
-
-    def __init__(self, path: Path, base: Path, config: Mapping[str, Any]) -> None:
-        self.path = path
-        self.tensors = self.size_bytes = 0
-        self.write_s = 0.0
-        self._base = base
-        self._config = config
-        self._held: dict[str, torch.Tensor] = {}
-        shutil.rmtree(path, ignore_errors=True)
-        path.mkdir()
-
-    def add(self, name: str, tensor: torch.Tensor, given: torch.Tensor) -> None:  # noqa: ARG002 - as `_Writer.add`
-        ours = tensor.detach().to("cpu", copy=True).contiguous()
-        self._held[name] = ours
-        self.tensors += 1
-        self.size_bytes += ours.nbytes
-
-    def finish(self) -> None:
-        began = time.perf_counter()
-        save_file(self._held, self.path / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-        plain = {key: value for key, value in self._config.items() if key != "runtime_config"}  # not PEFT's to save
-        (self.path / ADAPTER_CONFIG).write_text(json.dumps(plain, default=_plain, indent=2), encoding="utf-8")
-        self.write_s = time.perf_counter() - began
-        check_adapter(self.path, self._base, self._config.get("r", 0))
-
-
 def _adapter_of(
     weights: torch.nn.Module | Iterable[tuple[str, torch.Tensor]], config: Mapping[str, Any] | None
 ) -> tuple[Mapping[str, Any], Iterable[tuple[str, torch.Tensor]]]:
@@ -416,11 +350,6 @@ def _versions(backend: Backend, model: str) -> tuple[int, ...]:
     return (backend.weight_version,) if backend.name == model else backend.adapters.get(model, ())
 
 
-def _plain(value: Any) -> Any:
-    """Return a value of a `LoraConfig` that JSON does not have."""
-    return sorted(value) if isinstance(value, set | frozenset) else str(value)
-
-
 def _tied_names(served: Path) -> set[str]:
     """Return the names under which a trainer may give copies that the served model does not have."""
     try:
@@ -429,12 +358,6 @@ def _tied_names(served: Path) -> set[str]:
         return set()
     tied = config.get("tie_word_embeddings") or config.get("text_config", {}).get("tie_word_embeddings")
     return {"lm_head.weight"} if tied else set()
-
-
-def _place(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return what two names of one tensor share."""
-    ours = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return (ours.data_ptr(), *tensor.shape, *tensor.stride())
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -205,6 +205,7 @@ def test_what_cannot_be_trained_on_is_said(python: str, service: ChildService, m
         (rows, {"prorl__served_model": tmp_path}, "InvalidWeights:"),
         (rows, {"prorl__endpoint": f"ipc://{tmp_path}/nobody", "prorl__timeout_s": 1}, "RequestTimeout:"),
         (rows, {"prorl__endpont": "x"}, "ValueError: Invalid fields {'endpont'} for ProrlConfig"),
+        (rows, {"prorl__weights_form": "half"}, "ConfigError: prorl.weights_form is one of full, delta, not half"),
         (rows, {"prorl__update_mode": "wait"}, "ConfigError: prorl.update_mode is one of keep, drain, abort"),
         (rows, {"trainer__placement__colocate_all": True}, "ConfigError: the service's engines have GPUs of their own"),
         (rows, {"trainer__policy__model__lora__rank": 8}, "ConfigError: the service's engines load whole models"),

@@ -29,7 +29,9 @@ async def main() -> None:
     backend_broker, endpoint, model = sys.argv[1:]
     stop = asyncio.Event()
     with stop_signals(stop.set), zmq.Context() as context:
-        options = HostOptions(endpoint=endpoint, backend_broker=backend_broker, backend_id="folder")
+        options = HostOptions(
+            endpoint=endpoint, backend_broker=backend_broker, backend_id="folder", weights=Path(model).with_name("copy")
+        )
         await EngineHost(context, FolderEngine(Path(model)), options).run(stop)
 
 

@@ -9,7 +9,7 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 from beside import beside
@@ -18,6 +18,7 @@ from support.later import Later
 from prorl_zmq import EpisodeLimits, Job, RolloutClient, Sampling
 from prorl_zmq.errors import Closed, ConfigError, InvalidWeights, NoBackend, ProrlError, WeightsHeld
 from prorl_zmq.examples.trainers.shared.make_model import make
+from prorl_zmq.inference.checkpoint import delta_of
 from prorl_zmq.integrations import slime
 from prorl_zmq.service.child import ChildService
 
@@ -122,6 +123,57 @@ def test_engines_get_a_modules_weights_as_they_serve_them(
 
 
 @pytest.mark.timeout(120)
+def test_a_hundred_versions_by_delta_are_the_trainers_bit_for_bit(
+    client: RolloutClient, served: Path, tmp_path: Path
+) -> None:
+    folder, copy = tmp_path / "weights", tmp_path / "copy"
+    torch.manual_seed(0)
+    weights = {f"layers.{n}.w": torch.randn(64, 64) for n in range(4)}
+    tensor_files.save_file(
+        {name: torch.zeros_like(one, dtype=torch.bfloat16) for name, one in weights.items()}, served / "a.safetensors"
+    )
+    deltas = []
+    with weights_publisher.WeightsPublisher(client, served, folder, form="delta") as publisher:
+        for version in range(1, 101):
+            for one in weights.values():
+                one += 0.1 * torch.randn_like(one) * (torch.rand_like(one) < 0.02)
+            published = publisher.publish(weights.items(), version)
+            assert published is not None
+            if published.written_bytes < published.size_bytes:
+                deltas.append(published.written_bytes)
+            source = copy if delta_of(published.path) else published.path
+            files = source.glob("*.safetensors")
+            found = {name: tensor for file in files for name, tensor in tensor_files.load_file(file).items()}
+            assert found.keys() == weights.keys()
+            for name, tensor in found.items():
+                assert torch.equal(tensor, weights[name].to(torch.bfloat16)), (version, name)
+    assert [one.backend.weight_version for one in client.backends.list()] == [100]
+    assert 80 < len(deltas) < 99
+    assert len([*folder.glob("weight_v*")]) < 20, "old versions are deleted"
+
+
+@pytest.mark.timeout(120)
+def test_after_weights_that_do_not_fit_a_full_version_follows(
+    client: RolloutClient, served: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "weights"
+    good = {name: torch.ones(shape) for name, shape in SHAPES.items()}
+    bad = {**good, "layer.bias": torch.full((4,), torch.inf)}
+    with weights_publisher.WeightsPublisher(client, served, folder, form="delta") as publisher:
+        publisher.publish(good.items(), 1)
+        with pytest.raises(InvalidWeights, match="not finite numbers as BF16"):
+            publisher.publish(bad.items(), 2)
+        assert sorted(path.name for path in folder.iterdir()) == [".lock", "weight_v000001"]
+        publisher.publish(good.items(), 2)
+        publisher.publish({**good, "layer.bias": 2 * good["layer.bias"]}.items(), 3)
+    assert [one.backend.weight_version for one in client.backends.list()] == [3]
+    assert sorted(path.name for path in folder.iterdir()) == [".lock", "weight_v000002", "weight_v000003"]
+    for options in ({"form": "half"}, {"form": "delta", "lora": True}):
+        with pytest.raises(ConfigError, match="full"):
+            weights_publisher.WeightsPublisher(client, served, folder, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.timeout(120)
 def test_tied_copies_are_told_apart_from_tensors_that_do_not_fit(
     client: RolloutClient, served: Path, tmp_path: Path
 ) -> None:
@@ -203,8 +255,9 @@ def test_all_ranks_gather_and_the_first_writes(
 
 
 @pytest.mark.proof
+@pytest.mark.parametrize("form", ["full", "delta"])
 @pytest.mark.timeout(180)
-def test_a_trainers_step_is_in_the_next_jobs_tokens_bit_for_bit(tmp_path: Path) -> None:
+def test_a_trainers_step_is_in_the_next_jobs_tokens_bit_for_bit(form: Literal["full", "delta"], tmp_path: Path) -> None:
     """Through `prorl serve` with the transformers engine: the log-probs are those of the trainer's own weights."""
     served = tmp_path / "model"
     make(served)
@@ -222,15 +275,19 @@ def test_a_trainers_step_is_in_the_next_jobs_tokens_bit_for_bit(tmp_path: Path) 
         RolloutClient(service.front_door, timeout_s=90) as client,
     ):
         service.wait_ready(client)
-        publisher = weights_publisher.WeightsPublisher(client, served, tmp_path / "weights")
-        for step in range(3):
+        publisher = weights_publisher.WeightsPublisher(client, served, tmp_path / "weights", form=form)
+        share = 0.02 if form == "delta" else 1.0
+        changes = [0.02 * torch.randn_like(one) * (torch.rand_like(one) < share) for one in trained.parameters()]
+        for step in range(4):
             if step:
                 with torch.no_grad():
-                    for parameter in trained.parameters():
-                        parameter += 0.02 * torch.randn_like(parameter)
+                    for parameter, change in zip(trained.parameters(), changes, strict=True):
+                        parameter += -change if step == 3 else change
                 published = publisher.publish(trained, step)
                 assert published is not None
-                pushed = tensor_files.load_file(published.path / "model-00000.safetensors")
+                deltas = form == "delta" and step > 1
+                (file,) = (Path(service.run_dir, "weights/policy") if deltas else published.path).glob("*.safetensors")
+                pushed = tensor_files.load_file(file)
                 assert all(torch.equal(pushed[name], value) for name, value in trained.state_dict().items())
             client.submit([job])
             (one,) = client.stream(timeout_s=60)

@@ -21,7 +21,7 @@ from safetensors import safe_open
 
 from ...client.blocking.client import RolloutClient
 from ...errors import ConfigError
-from ...weights_publisher import WeightsPublisher
+from ...weights_publisher import WeightsForm, WeightsPublisher
 from ...wire.messages.base import POLICY
 from ...wire.messages.engines import UpdateMode
 from ...wire.messages.jobs import EpisodeLimits, Job
@@ -71,8 +71,10 @@ class ProrlConfig(BaseConfig):  # type: ignore[misc]
     weights_folder: str | None = None
     """Where weights are written, at the same path on all engine hosts and the trainer's machines. None:
     `export_path`/weights."""
+    weights_form: WeightsForm = "full"
+    """What is written: `full`, all weights, or `delta`, what changed since the last step; see `WeightsPublisher`."""
     keep_weights: int = 2
-    """How many folders of weights are kept."""
+    """How many folders of full weights are kept."""
     update_mode: UpdateMode = "keep"
     """What happens to running generations; see `RolloutClient.begin_weights`."""
     token_rewards: bool = False
@@ -247,6 +249,7 @@ class ProrlExp(BasePPOExp):  # type: ignore[misc]
             self._connect,
             served,
             folder,
+            form=ours.weights_form,
             keep=ours.keep_weights,
             mode=ours.update_mode,
             all_ranks=False,
@@ -292,6 +295,11 @@ def check_config(cfg: ProrlTrainConfig) -> None:
             "the service's engines load whole models, and SkyRL saves adapters apart: set "
             "trainer.policy.model.lora.rank=0",
             key="trainer.policy.model.lora.rank",
+        )
+    if cfg.prorl.weights_form not in get_args(WeightsForm):
+        raise ConfigError(
+            f"prorl.weights_form is one of {', '.join(get_args(WeightsForm))}, not {cfg.prorl.weights_form}",
+            key="prorl.weights_form",
         )
     if cfg.prorl.update_mode not in get_args(UpdateMode):
         raise ConfigError(

@@ -229,7 +229,7 @@ class WeightTransfer:
         served: folder of the model that the engines were started with; see `WeightsPublisher`.
         weights_folder: where the weights are written, under the same path on all engine hosts.
         connect: opens the client; by default that of `prorl serve` without a topology file.
-        publisher_options: options of `WeightsPublisher`, such as `rename`, `mode` and `keep`.
+        publisher_options: options of `WeightsPublisher`, such as `form="delta"`, `rename`, `mode` and `keep`.
         model: the model of the service whose weights these are: a `name` of `[[backends]]`.
     """
 

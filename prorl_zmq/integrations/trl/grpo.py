@@ -81,8 +81,8 @@ class GrpoRollouts:
             its reward).
         batch_options: options of `open_batch`, such as `keep="informative"` for DAPO's sampling, which also rolls out
             random prompts of TRL's data set.
-        publisher_options: options of `WeightsPublisher`, such as `rename`, `mode` and `keep`. With `lora=True` the
-            adapter of a PEFT model is published as an adapter; otherwise it is merged into the model's weights.
+        publisher_options: options of `WeightsPublisher`, such as `form="delta"`, `rename`, `mode` and `keep`. With
+            `lora=True` the adapter of a PEFT model is published as an adapter; otherwise it is merged into the model.
         model: the model of the service that rolls out and whose weights are trained: a `name` of `[[backends]]`, or of
             an adapter.
 

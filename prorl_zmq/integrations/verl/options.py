@@ -37,8 +37,10 @@ class ServiceOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Folder of the model that the engines were started with, such as `${actor_rollout_ref.model.path}`."""
     folder: str = ""
     """Where each step's weights are written, under the same path on all engine hosts."""
+    form: Literal["full", "delta"] = "full"
+    """What is written: all weights, or what changed since the last step; see `WeightsPublisher`."""
     keep: int = 2
-    """How many folders of weights are kept."""
+    """How many folders of full weights are kept."""
     mode: Literal["keep", "drain", "abort"] = "keep"
     """What happens to running generations; see `RolloutClient.begin_weights`."""
     model: ModelName = POLICY

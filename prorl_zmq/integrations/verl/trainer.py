@@ -134,6 +134,7 @@ class ServiceCheckpointEngine(ColocatedCheckpointEngine):  # type: ignore[misc]
             connect,
             given.served,
             given.folder,
+            form=given.form,
             keep=given.keep,
             mode=given.mode,
             model=given.model,
