@@ -276,7 +276,7 @@ class WeightsPublisher:
                 100 * share,
             )
         began = time.perf_counter()
-        self._update(path, weight_version, timeout_s)
+        self._update(path, weight_version, timeout_s, writer.digest)
         update_s = time.perf_counter() - began
         if self._versions is None:
             made = [old for old in self._folder.iterdir() if MADE.fullmatch(old.name) and old != path]
@@ -297,7 +297,7 @@ class WeightsPublisher:
         have = [Content(one.weight_version) for one in backends if one.name == self._model and not one.frozen]
         versions.prune(weight_version, have)
 
-    def _update(self, path: Path, weight_version: int, timeout_s: float) -> None:
+    def _update(self, path: Path, weight_version: int, timeout_s: float, digest: str) -> None:
         """Have the engines load the weights; an engine that dies meanwhile loads them when it is back."""
         assert self._client is not None, "rank 0 updates"
         until = time.monotonic() + timeout_s
@@ -312,6 +312,7 @@ class WeightsPublisher:
                         timeout_s=max(1.0, left_s),
                         model=self._model,
                         base=self._base,
+                        digest=digest,
                     )
                 except (NoBackend, EngineFailed, RequestTimeout) as error:
                     backends = [one.backend for one in self._client.backends.list()]

@@ -42,4 +42,4 @@ class WeightsRecord(Part, frozen=True):
     base: ModelName | Literal[""] = ""
     """The model that an adapter adapts; empty: they are its backends' own weights."""
     digest: Digest = ""
-    """Of the files of the adapter's wanted version."""
+    """Of the wanted version's content, or of the adapter's files."""

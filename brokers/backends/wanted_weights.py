@@ -42,7 +42,7 @@ class WantedWeights:
         self._model = model
         self._begun: _Begun | None = None
         self._loaded: tuple[int, str, str] = (0, "", "")
-        """The version that engines last loaded from a path, that path, and an adapter's digest."""
+        """The version that engines last loaded from a path, that path, and the digest of the weights or adapter."""
         self._noted = WeightsRecord(model=model)
 
     @property
@@ -57,7 +57,7 @@ class WantedWeights:
         return path if version == self._wanted else ""
 
     def digest(self, version: int) -> str:
-        """Return the digest of an adapter's files as which this version was loaded last; empty: it is not known."""
+        """Return the digest with which this version was loaded last; empty: it is not known."""
         loaded, _, digest = self._loaded
         return digest if loaded == version else ""
 

@@ -311,7 +311,7 @@ class WeightRequests:
     def _ask_one(self, under_way: UnderWay, backend_id: str) -> None:
         step = "cancel" if under_way.failure is not None else under_way.request.step
         part = replace(under_way.request, request_id=new_id(), step=step, keep=self._kept(under_way, backend_id))
-        if step == "load":
+        if step == "load" and part.model in self._heap.adapters:
             part = replace(part, digest=self._updates.of(part.model).digest(part.weight_version))
         if under_way.fetching:
             part = replace(part, step="fetch", timeout_s=FETCH_SHARE * part.timeout_s)
@@ -365,7 +365,8 @@ class WeightRequests:
         update = self._updates.of(model)
         if not update.path or update.version is not None:
             return False
-        request = WeightUpdate(new_id(), "load", version, update.path, timeout_s=CATCH_UP_S, model=model)
+        digest = update.digest(version)
+        request = WeightUpdate(new_id(), "load", version, update.path, timeout_s=CATCH_UP_S, model=model, digest=digest)
         if not self._ask_alone(backend, request, now):
             return False
         of_model = "" if model == backend.name else f" of the model {model}"
@@ -472,7 +473,7 @@ class WeightRequests:
                 for backend_id in done:
                     with suppress(UnknownBackend):  # the backend has left meanwhile
                         self._note_loaded(backend_id, request.model, version)
-                if update.end(version, request.path, under_way.digest()):
+                if update.end(version, request.path, under_way.digest() or request.digest):
                     self._registry.note_all()
                 if request.model in self._heap.adapters:
                     self._note_failures(under_way)

@@ -128,10 +128,14 @@ def delta_of(path: Path) -> Path | None:
     """
     if (path / DELTA).is_dir():
         return path / DELTA
+    return path if index_metadata(path).get("delta_encoding") else None
+
+
+def index_metadata(path: Path) -> dict[str, Any]:
+    """Return the metadata in a checkpoint's index; empty: it has none that can be read."""
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        if json.loads((path / INDEX).read_bytes())["metadata"]["delta_encoding"]:
-            return path
-    return None
+        return dict(json.loads((path / INDEX).read_bytes())["metadata"])
+    return {}
 
 
 def no_cpu_updates(model: str) -> str:

@@ -19,6 +19,7 @@ from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.hosting import engine_updates
 from prorl_zmq.inference.hosting.engine_updates import EngineUpdates
 from prorl_zmq.inference.weights.published_weights import PublishedWeights
+from prorl_zmq.inference.weights.version_chain import Content
 from prorl_zmq.wire.messages.engines import WeightUpdate
 from prorl_zmq.wire.messages.jobs import Sampling
 
@@ -112,13 +113,13 @@ def test_a_begun_update_may_be_ended_by_a_load(
         running = await one.generating()
         await one.updates.begin(5, "keep", LONG_S)
         there = one.count()
-        await one.updates.load(tmp_path / "new.npz", 5, "drain")
+        await one.updates.load(tmp_path / "new.npz", Content(5), "drain")
         await one.updates.end(5)
         assert spans(await running) == [(0, 0, there), (5, there, 200)]
         assert one.engine._policy.parameters["output_weight"][0, 0] != policy.parameters["output_weight"][0, 0]
         await one.updates.begin(6, "keep", LONG_S)
         with pytest.raises(InvalidWeights):
-            await one.updates.load(tmp_path / "nothing.npz", 6, "keep")
+            await one.updates.load(tmp_path / "nothing.npz", Content(6), "keep")
         assert spans(await one.generate()) == [(5, 0, 200)]
         with pytest.raises(UpdateNotBegun):
             await one.updates.end(6)
@@ -207,7 +208,7 @@ def test_one_update_at_a_time(policy: Policy, tmp_path: Path) -> None:
             one.updates.begin(6, "keep", LONG_S),
             one.updates.end(6),
             one.updates.cancel(6),
-            one.updates.load(tmp_path, 6, "keep"),
+            one.updates.load(tmp_path, Content(6), "keep"),
             one.updates.set_version(5),
         ):
             with pytest.raises(UpdateInProgress, match="an update to weights 5 was begun") as caught:
@@ -326,12 +327,12 @@ def test_weights_that_were_not_fetched_are_fetched_by_the_load(policy: Policy, t
     async def test(engine: FolderEngine, updates: EngineUpdates, root: Path) -> None:
         with PublishedWeights(root, KINDS, threads=1) as published:
             path = publish(published, model(), 1).path
-        await updates.load(path, 1, "keep")
+        await updates.load(path, Content(1), "keep")
         assert_same(engine.loaded[0][2], model())
         with pytest.raises(InvalidWeights, match="weight_v000002 is not a folder"):
-            await updates.load(root / "weight_v000002", 2, "keep")
+            await updates.load(root / "weight_v000002", Content(2), "keep")
         with pytest.raises(InvalidWeights, match="weight_v000002 is not a folder"):
-            await updates.fetch(root / "weight_v000002", 2, 30.0)
+            await updates.fetch(root / "weight_v000002", Content(2), 30.0)
         assert len(engine.loaded) == 1
 
     with_folders(policy, tmp_path, test)
@@ -347,8 +348,8 @@ async def publish_chain(updates: EngineUpdates, root: Path) -> None:
         for version, tensors in VERSIONS.items():
             path = publish(published, tensors, version).path
             assert (path / DELTA).is_dir() is (version == 3)
-            await updates.fetch(path, version, 30.0)
-            await updates.load(path, version, "keep")
+            await updates.fetch(path, Content(version), 30.0)
+            await updates.load(path, Content(version), "keep")
 
 
 def test_without_a_folder_for_them_only_deltas_are_copied(policy: Policy, tmp_path: Path) -> None:
@@ -378,16 +379,35 @@ def test_a_server_elsewhere_takes_full_versions_only(policy: Policy, tmp_path: P
                 if version == 2:
                     refusal = "weight_v000002 is a delta, and this engine .* give its backend a `weights_dir`"
                     with pytest.raises(InvalidWeights, match=refusal):
-                        await updates.fetch(path, version, 30.0)
+                        await updates.fetch(path, Content(version), 30.0)
                     with pytest.raises(InvalidWeights, match=refusal):
-                        await updates.load(path, version, "keep")
+                        await updates.load(path, Content(version), "keep")
                 else:
-                    await updates.fetch(path, version, 30.0)
-                    await updates.load(path, version, "keep")
+                    await updates.fetch(path, Content(version), 30.0)
+                    await updates.load(path, Content(version), "keep")
         assert [one[0].name for one in engine.loaded] == ["weight_v000001", "weight_v000003"]
         assert not (tmp_path / "copy").exists()
 
     with_folders(policy, tmp_path, test, copies_all=False, reads_here=False)
+
+
+@pytest.mark.parametrize("copies_all", [True, False])
+def test_a_number_with_other_weights_than_were_published_is_refused(
+    policy: Policy, tmp_path: Path, copies_all: bool
+) -> None:
+    async def test(engine: FolderEngine, updates: EngineUpdates, root: Path) -> None:
+        with PublishedWeights(root, KINDS, threads=1) as published:
+            first = publish(published, model(), 1)
+        with PublishedWeights(root, KINDS, threads=1) as published:
+            other = publish(published, SECOND, 1)
+        for asked in ("fetch", "load"):
+            with pytest.raises(InvalidWeights, match="another publisher wrote them, or the number was used again"):
+                await updates.update(WeightUpdate("r", asked, 1, str(first.path), digest=first.weights))
+        assert not engine.loaded
+        await updates.update(WeightUpdate("r", "load", 1, str(other.path), digest=other.weights))
+        assert_same(engine.loaded[0][2], SECOND)
+
+    with_folders(policy, tmp_path, test, copies_all=copies_all)
 
 
 def test_a_folder_of_something_else_is_no_copy(policy: Policy, tmp_path: Path) -> None:
@@ -410,8 +430,8 @@ def test_a_file_is_loaded_where_it_is(policy: Policy, make_policy: Callable[...,
     async def main() -> None:
         engine = EmbeddedEngine(policy)
         updates = EngineUpdates(engine, tmp_path / "copy", copies_all=True)
-        await updates.fetch(tmp_path / "new.npz", 1, 30.0)
-        await updates.load(tmp_path / "new.npz", 1, "keep")
+        await updates.fetch(tmp_path / "new.npz", Content(1), 30.0)
+        await updates.load(tmp_path / "new.npz", Content(1), "keep")
         assert engine.weight_version == 1
         await engine.close()
 
@@ -434,7 +454,7 @@ def test_what_a_server_elsewhere_reads_is_not_read_here(policy: Policy, monkeypa
             engine = EmbeddedEngine(policy)
             description = replace(engine.description, reads_here=reads_here)
             engine.__class__ = type("Elsewhere", (EmbeddedEngine,), {"description": description})
-            await EngineUpdates(engine).fetch(Path(f"/{reads_here}"), 1, 30.0)
+            await EngineUpdates(engine).fetch(Path(f"/{reads_here}"), Content(1), 30.0)
 
     asyncio.run(main())
     assert read == [Path("/True")]
@@ -445,7 +465,7 @@ def test_a_folder_that_hangs_is_left_to_the_load(policy: Policy, monkeypatch: py
     monkeypatch.setattr(engine_updates, "read_ahead", lambda *_: hangs.wait(WAIT_S))
 
     async def test(one: Engine) -> None:
-        await one.updates.fetch(Path("/hangs"), 1, 0.05)
+        await one.updates.fetch(Path("/hangs"), Content(1), 0.05)
 
     run(policy, test)
     hangs.set()

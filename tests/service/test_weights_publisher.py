@@ -18,7 +18,8 @@ from support.later import Later
 from prorl_zmq import EpisodeLimits, Job, RolloutClient, Sampling
 from prorl_zmq.errors import Closed, ConfigError, InvalidWeights, NoBackend, ProrlError, WeightsHeld
 from prorl_zmq.examples.trainers.shared.make_model import make
-from prorl_zmq.inference.checkpoint import delta_of
+from prorl_zmq.inference.checkpoint import delta_of, read_tensors
+from prorl_zmq.inference.weights import published_weights
 from prorl_zmq.integrations import slime
 from prorl_zmq.service.child import ChildService
 
@@ -150,6 +151,33 @@ def test_a_hundred_versions_by_delta_are_the_trainers_bit_for_bit(
     assert [one.backend.weight_version for one in client.backends.list()] == [100]
     assert 80 < len(deltas) < 99
     assert len([*folder.glob("weight_v*")]) < 20, "old versions are deleted"
+
+
+@pytest.mark.timeout(120)
+def test_what_another_publisher_wrote_under_the_same_number_is_refused(
+    client: RolloutClient, served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "weights"
+    good = {name: torch.ones(shape) for name, shape in SHAPES.items()}
+    write = published_weights.PublishedWeights.write
+
+    def overwritten(versions: published_weights.PublishedWeights, version: int) -> published_weights.Written:
+        written = write(versions, version)
+        with published_weights.PublishedWeights(folder, read_tensors(served)) as other:
+            for name, tensor in good.items():
+                other.add(name, (3 * tensor).bfloat16().reshape(-1).view(torch.uint8).numpy())
+            write(other, version)
+        return written
+
+    with weights_publisher.WeightsPublisher(client, served, folder, form="delta") as publisher:
+        publisher.publish(good.items(), 1)
+        monkeypatch.setattr(published_weights.PublishedWeights, "write", overwritten)
+        with pytest.raises(InvalidWeights, match="another publisher wrote them, or the number was used again"):
+            publisher.publish({**good, "layer.bias": 2 * good["layer.bias"]}.items(), 2)
+        assert [one.backend.weight_version for one in client.backends.list()] == [1]
+        monkeypatch.undo()
+        publisher.publish(good.items(), 3)
+    assert [one.backend.weight_version for one in client.backends.list()] == [3]
 
 
 @pytest.mark.timeout(120)

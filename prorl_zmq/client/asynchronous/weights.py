@@ -125,6 +125,7 @@ class AsyncWeightUpdates:
         take_over: bool = False,
         model: str = POLICY,
         base: str = "",
+        digest: str = "",
     ) -> None:
         """Have a model's backends load the weights at `path` (seen from the engine hosts): begin, load and end in one.
 
@@ -147,6 +148,8 @@ class AsyncWeightUpdates:
             take_over: as in `begin_weights`.
             model: as in `begin_weights`.
             base: for a new adapter, the model that it adapts, if backends of several models have adapter slots.
+            digest: the SHA-256 that the publisher of the weights gave them (`weights` in their index); engine hosts
+                reject other content.
 
         Raises:
             NoBackend: no backend serves the model and none takes adapters, or `base` is needed.
@@ -155,7 +158,7 @@ class AsyncWeightUpdates:
             RequestTimeout: an engine did not answer; `backend` names it.
         """
         update = self._weight_update("load", weight_version, timeout_s, take_over=take_over, model=model)
-        await self._serve_weights(replace(update, path=str(path), mode=mode, base=base))
+        await self._serve_weights(replace(update, path=str(path), mode=mode, base=base, digest=digest))
 
     async def remove_model(self, model: str, *, timeout_s: float | None = None, take_over: bool = False) -> None:
         """Remove an adapter from all engines; jobs that name it are refused from then on.

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import EngineFailed, InvalidWeights, UpdateInProgress, UpdateNotBegun
-from ..checkpoint import delta_of, read_ahead, read_in_time
+from ..checkpoint import delta_of, index_metadata, read_ahead, read_in_time
 from ..weights.version_chain import Content
 
 if TYPE_CHECKING:
@@ -73,9 +73,9 @@ class EngineUpdates:
         version = request.weight_version
         match request.step:
             case "fetch":
-                await self.fetch(Path(request.path), version, request.timeout_s)
+                await self.fetch(Path(request.path), Content(version, request.digest), request.timeout_s)
             case "load":
-                await self.load(Path(request.path), version, request.mode)
+                await self.load(Path(request.path), Content(version, request.digest), request.mode)
             case "begin":
                 await self.begin(version, request.mode, request.limit_s)
             case "end":
@@ -143,34 +143,34 @@ class EngineUpdates:
         if self._begun is not None:
             await self._take_back(self._begun)
 
-    async def fetch(self, path: Path, weight_version: int, limit_s: float) -> None:
+    async def fetch(self, path: Path, wanted: Content, limit_s: float) -> None:
         """Bring weights near; the engine generates meanwhile. Without a copy, a load reads what was not read in time.
 
         Args:
             path: of the weights.
-            weight_version: their version.
+            wanted: their version, and what identifies their content if that is known.
             limit_s: when the broker stops waiting; the answer comes before.
 
         Raises:
-            InvalidWeights: they cannot be copied, or not in time.
+            InvalidWeights: they have other content, or cannot be copied, or not in time.
             EngineFailed: the copy cannot be written.
         """
         limit_s *= ANSWER_SHARE
         until = time.monotonic() + limit_s
         try:
-            copy = await read_in_time(limit_s, self._copy_for, path)
+            copy = await read_in_time(limit_s, self._copy_for, path, wanted)
         except InvalidWeights:
             if time.monotonic() < until:
                 raise
             return  # the folder hangs
         if copy is not None:
             left_s = until - time.monotonic()
-            await read_in_time(left_s, copy.fetch, path, Content(weight_version), until)
+            await read_in_time(left_s, copy.fetch, path, wanted, until)
         elif self._engine.description.reads_here:
             with suppress(InvalidWeights):
                 await read_in_time(until - time.monotonic(), read_ahead, path, until)
 
-    async def load(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
+    async def load(self, path: Path, wanted: Content, mode: UpdateMode) -> None:
         """Have the engine load weights itself: a whole update, or the rest of one that was begun for this version.
 
         Raises:
@@ -178,6 +178,7 @@ class EngineUpdates:
             InvalidWeights: they cannot be used; the engine continues with its current ones.
             EngineFailed: the engine does not support new weights, or failed during the update.
         """
+        weight_version = wanted.version
         self._check_none_but(weight_version)
         begun = self._begun
         if begun is not None:
@@ -185,11 +186,11 @@ class EngineUpdates:
             await asyncio.wait([begun.stopping])
         async with self._one_change:
             try:
-                copy = await read_in_time(FETCH_S, self._copy_for, path)
+                copy = await read_in_time(FETCH_S, self._copy_for, path, wanted)
                 if copy is None:
                     await self._engine.update_weights(path, weight_version, mode)
                 else:
-                    wanted, until = Content(weight_version), time.monotonic() + FETCH_S
+                    until = time.monotonic() + FETCH_S
                     with await read_in_time(FETCH_S, copy.hold, path, wanted, until):
                         await self._engine.update_weights(copy.folder, weight_version, mode)
             finally:
@@ -217,8 +218,14 @@ class EngineUpdates:
         for task in tuple(self._giving_up):
             task.cancel()
 
-    def _copy_for(self, path: Path) -> LocalCopy | None:
+    def _copy_for(self, path: Path, wanted: Content) -> LocalCopy | None:
         """Return the copy through which the engine gets a version; None: it reads it where it is."""
+        if wanted.weights and index_metadata(path).get("weights", wanted.weights) != wanted.weights:
+            raise InvalidWeights(
+                f"{path.name} has other weights than the trainer published as version {wanted.version}: another "
+                "publisher wrote them, or the number was used again",
+                path=str(path),
+            )
         delta = delta_of(path)
         if path.is_file() or (delta is None and not self._copies_all):
             return None

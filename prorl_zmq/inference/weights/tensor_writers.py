@@ -50,6 +50,9 @@ FINITE_PIECE = 2**20
 class Tensors:
     """Checks the tensors of one version; a subclass takes them."""
 
+    digest = ""
+    """Identifies the content of what was finished; empty: not known."""
+
     def __init__(self, path: Path, served: dict[str, TensorKind], tied: set[str]) -> None:
         self.tensors = self.size_bytes = 0
         self._path = path
@@ -181,7 +184,7 @@ class DeltaWriter(Tensors):
         self._check_whole()
         written = self._versions.write(version)
         self._is_written = True
-        self.write_s = written.write_s
+        self.write_s, self.digest = written.write_s, written.weights
         self.written_bytes = written.delta_bytes + written.is_full * written.size_bytes
         return written.path
 
@@ -195,6 +198,8 @@ class DeltaWriter(Tensors):
 
 class AdapterWriter:
     """Writes one adapter, and checks that the served model can have it."""
+
+    digest = ""
 
     def __init__(self, path: Path, base: Path, config: Mapping[str, Any]) -> None:
         self._folder = _Aside(path)

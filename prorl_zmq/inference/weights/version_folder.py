@@ -17,6 +17,7 @@ numbers without gaps; ours follows `base_version`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -339,9 +340,9 @@ def header_bytes(entries: Mapping[str, Any]) -> Bytes:
 
 
 def weights_digest(checksums: Mapping[str, str]) -> str:
-    """Return what identifies the content of a version, from the checksums of all its tensors."""
+    """Return what identifies the content of a version, from the checksums of all its tensors: a SHA-256 in hex."""
     lines = "\n".join(f"{name} {checksums[name]}" for name in sorted(checksums))
-    return checksum(np.frombuffer(lines.encode(), np.uint8))
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def write_aside(path: Path, content: bytes) -> None:

@@ -134,7 +134,8 @@ class WeightUpdate(Request, frozen=True):
     keep: Annotated[tuple[WeightVersion, ...], Meta(max_length=4096)] = ()
     """Versions of an adapter that stay loaded. The backend broker sets them, for jobs that end on their version."""
     digest: Digest = ""
-    """Expected digest of an adapter's files; other files are rejected. Set by the backend broker."""
+    """Expected digest of the weights' content, or of an adapter's files; others are rejected. Set by the trainer, or by
+    the backend broker."""
 
 
 class VersionSpan(Part, frozen=True):

@@ -24,6 +24,8 @@ from prorl_zmq.wire.messages.backends import (
 from prorl_zmq.wire.messages.base import Done, Refused
 from prorl_zmq.wire.messages.engines import UpdateStep, WeightUpdate
 
+SHA = "0123456789abcdef" * 4
+
 
 class Service:
     """A request handler with backends, and what it sent to clients and engine hosts."""
@@ -191,6 +193,24 @@ def test_hosts_that_cannot_fetch_the_weights_do_not_load_them() -> None:
         service.answer(call, InvalidWeights("torn"))
     assert service.refusal()[0] == "invalid_weights"
     assert service.states() == {"x": ("behind", 0), "y": ("ready", 3)}, "nothing has begun"
+
+
+def test_hosts_get_the_digest_of_the_content_also_when_they_catch_up() -> None:
+    service = Service("x")
+    service.ask(WeightUpdate("r", "load", 3, "/weights", digest=SHA))
+    (fetch,) = service.calls(fetches=True).values()
+    assert (fetch.request.step, fetch.request.digest) == ("fetch", SHA)
+    service.answer(fetch)
+    (load,) = service.calls().values()
+    assert (load.request.step, load.request.digest) == ("load", SHA)
+    service.answer(load)
+    assert service.reply() == Done("r")
+    service.add("y")
+    (late,) = service.calls().values()
+    assert (late.request.path, late.request.digest) == ("/weights", SHA)
+    service.answer(late)
+    service.ask(WeightUpdate("again", "load", 3, "/by-hand"))
+    assert [call.request.digest for call in service.calls(fetches=True).values()] == ["", ""]
 
 
 @pytest.mark.parametrize("step", ["load", "begin", "end", "cancel", "set"])
