@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .inference.checkpoint import TensorKind
     from .inference.weights.published_weights import PublishedWeights
     from .wire.messages.backends import Backend
-    from .wire.messages.engines import UpdateMode
+    from .wire.messages.engines import UpdateMode, UpdateTimes
 
 log = logging.getLogger("prorl.trainer")
 
@@ -69,6 +69,8 @@ class Published(NamedTuple):
     """Seconds until all engines served them."""
     written_bytes: int
     """Of the version's files."""
+    engines: Mapping[str, UpdateTimes]
+    """What the update cost each engine, by its backend's id; empty if one failed."""
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -276,7 +278,7 @@ class WeightsPublisher:
                 100 * share,
             )
         began = time.perf_counter()
-        self._update(path, weight_version, timeout_s, writer.digest)
+        engines = self._update(path, weight_version, timeout_s, writer.digest)
         update_s = time.perf_counter() - began
         if self._versions is None:
             made = [old for old in self._folder.iterdir() if MADE.fullmatch(old.name) and old != path]
@@ -284,7 +286,8 @@ class WeightsPublisher:
                 shutil.rmtree(old, ignore_errors=True)
         else:
             self._prune(self._versions, weight_version)
-        return Published(path, writer.tensors, size_bytes, gather_s, writer.write_s, update_s, writer.written_bytes)
+        spent = (gather_s, writer.write_s, update_s)
+        return Published(path, writer.tensors, size_bytes, *spent, writer.written_bytes, engines)
 
     def _prune(self, versions: PublishedWeights, weight_version: int) -> None:
         """Delete versions that no engine needs, unless the service does not say what engines have."""
@@ -297,7 +300,7 @@ class WeightsPublisher:
         have = [Content(one.weight_version) for one in backends if one.name == self._model and not one.frozen]
         versions.prune(weight_version, have)
 
-    def _update(self, path: Path, weight_version: int, timeout_s: float, digest: str) -> None:
+    def _update(self, path: Path, weight_version: int, timeout_s: float, digest: str) -> Mapping[str, UpdateTimes]:
         """Have the engines load the weights; an engine that dies meanwhile loads them when it is back."""
         assert self._client is not None, "rank 0 updates"
         until = time.monotonic() + timeout_s
@@ -305,7 +308,7 @@ class WeightsPublisher:
             left_s = until - time.monotonic()
             try:
                 try:
-                    self._client.update_weights(
+                    return self._client.update_weights(
                         path,
                         weight_version,
                         mode=self._mode,
@@ -319,7 +322,7 @@ class WeightsPublisher:
                     if not any(weight_version in _versions(one, self._model) for one in backends):
                         raise
                     log.warning("%s; the others serve the weights %d", error.message, weight_version)
-                break
+                    return {}
             except (NoBackend, EngineFailed, RequestTimeout) as error:
                 if left_s < RETRY_S or error.fields.get("final"):
                     raise

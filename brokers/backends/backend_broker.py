@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from ...config import Topology
     from ...security.rights import Sender
+    from ...wire.messages.engines import EngineReady
     from ...wire.sockets import Frame
     from .backend_journal import BackendJournal
     from .backend_records import BackendRecord, WeightsRecord
@@ -135,8 +136,8 @@ class BackendBroker:
         keys = None if request.state == allowed.list_state else allowed.listed()
         return KeyList(request.request_id, allowed.list_state, keys)
 
-    def _engine_answered(self, request_id: str, error: ProrlError | None, digest: str) -> None:
-        self._carry_out(self._handler.engine_answered(request_id, error, self._loop.clock.now(), digest))
+    def _engine_answered(self, request_id: str, error: ProrlError | None, ready: EngineReady | None) -> None:
+        self._carry_out(self._handler.engine_answered(request_id, error, self._loop.clock.now(), ready))
 
     def _engine_refused(self, address: EngineAddress, error: ProrlError) -> None:
         self._carry_out(self._handler.engine_unreachable(address, error, self._loop.clock.now()))

@@ -38,14 +38,14 @@ class EngineConnections:
         self,
         loop: Loop,
         keyring: Keyring | None,
-        on_answer: Callable[[str, ProrlError | None, str], None],
+        on_answer: Callable[[str, ProrlError | None, EngineReady | None], None],
         on_refused: Callable[[EngineAddress, ProrlError], None],
         on_return: Callable[[EngineAddress], None],
     ) -> None:
         self._loop = loop
         self._keyring = keyring
         self._on_answer = on_answer
-        """Called with the request's id, None or the error, and the digest of the adapter that was loaded."""
+        """Called with the request's id, and the error or the reply."""
         self._on_refused = on_refused
         """Called when a connection is permanently rejected."""
         self._on_return = on_return
@@ -108,7 +108,7 @@ class EngineConnections:
 
     def _answered(self, frame: bytes | zmq.Frame) -> None:
         request_id = "unknown"
-        digest = ""
+        ready: EngineReady | None = None
         error: ProrlError | None
         try:
             content = codec.unpack(frame)  # type: ignore[arg-type]
@@ -116,12 +116,12 @@ class EngineConnections:
             reply: AnyEngineReply = codec.convert(content, AnyEngineReply)
             error = from_info(reply.error) if isinstance(reply, Refused) else None
             if isinstance(reply, EngineReady):
-                digest = reply.digest
+                ready = reply
             elif error is None:
                 error = EngineFailed(f"its engine host answered with {type(reply).__name__}")
         except MalformedMessage as malformed:
             error = malformed
-        self._on_answer(request_id, error, digest)
+        self._on_answer(request_id, error, ready)
 
     def _watch(self, address: EngineAddress, connection: Handshake) -> None:
         is_up = connection.drain() > 0

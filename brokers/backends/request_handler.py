@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ...wire.messages.backends import AnyBackendReply, AnyBackendRequest, BackendStatus
+    from ...wire.messages.engines import EngineReady
     from ...wire.sockets import Frame
     from .backend_heap import Affinity
     from .backend_records import BackendRecord, WeightsRecord
@@ -115,8 +116,10 @@ class BackendRequestHandler:
         answers = [Answer(envelope, reply)] if reply is not None else []
         return answers + self._ready_answers(now)
 
-    def engine_answered(self, request_id: str, error: ProrlError | None, now: float, digest: str = "") -> list[Answer]:
-        self.weights.engine_answered(request_id, error, now, digest)
+    def engine_answered(
+        self, request_id: str, error: ProrlError | None, now: float, ready: EngineReady | None = None
+    ) -> list[Answer]:
+        self.weights.engine_answered(request_id, error, now, ready)
         return self._ready_answers(now)
 
     def engine_unreachable(self, address: EngineAddress, error: ProrlError, now: float) -> list[Answer]:

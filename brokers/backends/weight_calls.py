@@ -6,7 +6,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec.structs import replace
+
 from ...errors import FIELDS_LIMIT, MalformedMessage, NoBackend, ProrlError, UpdateNotBegun
+from ...wire.messages.base import Done, Refused
+from ...wire.messages.engines import UpdateTimes, WeightsServed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,6 +58,8 @@ class UnderWay:
     """Why a `begin` is being cancelled."""
     fetching: bool = False
     """Whether hosts fetch the weights that they are to load."""
+    times: dict[str, UpdateTimes] = field(default_factory=dict)
+    """By backend, what fetching and loading cost."""
 
     def done(self) -> list[str]:
         return [backend_id for backend_id, error in self.outcomes.items() if error is None]
@@ -68,6 +74,20 @@ class UnderWay:
         digest = self.digest()
         same = {backend_id for backend_id, found in self.digests.items() if found == digest}
         return same if 2 * len(same) > len(self.outcomes) else set()
+
+    def note_times(self, backend_id: str, times: UpdateTimes | None) -> None:
+        """Add what a step cost a backend."""
+        if times is not None:
+            before = self.times.get(backend_id, UpdateTimes())
+            fetch_s, read_bytes = before.fetch_s + times.fetch_s, before.read_bytes + times.read_bytes
+            self.times[backend_id] = replace(times, fetch_s=fetch_s, read_bytes=read_bytes)
+
+    def reply(self, error: ProrlError | None) -> AnyBackendReply:
+        """Return the reply to the client."""
+        request_id = self.request.request_id
+        if error is not None:
+            return Refused(request_id, error.info())
+        return WeightsServed(request_id, self.times) if self.request.step == "load" else Done(request_id)
 
     def error(self) -> ProrlError | None:
         """Return the first error, preferring any other to `UpdateNotBegun`.

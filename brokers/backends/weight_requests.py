@@ -41,7 +41,7 @@ from ...errors import (
 )
 from ...metrics.catalog import WEIGHTS_REQUEST_SECONDS
 from ...wire.messages.backends import TAKE_BACK_S, HoldWeights
-from ...wire.messages.base import Done, Refused, new_id
+from ...wire.messages.base import Done, new_id
 from ...wire.messages.engines import WeightUpdate
 from .trainer_lease import TrainerLease
 from .weight_calls import (
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...wire.messages.backends import AnyBackendReply, Backend
+    from ...wire.messages.engines import EngineReady
     from ...wire.sockets import Frame
     from .backend_heap import BackendHeap
     from .backend_registry import BackendRegistry
@@ -151,7 +152,9 @@ class WeightRequests:
                 self._follow(under_way, now)
         return None
 
-    def engine_answered(self, request_id: str, error: ProrlError | None, now: float, digest: str = "") -> None:
+    def engine_answered(
+        self, request_id: str, error: ProrlError | None, now: float, ready: EngineReady | None = None
+    ) -> None:
         known = self._calls.pop(request_id, None)
         if known is not None:
             call, under_way = known
@@ -163,8 +166,10 @@ class WeightRequests:
                 words = f"{error.message}. ({model!r} is not a backend's name, so it was taken as a new adapter.)"
                 error = InvalidWeights(words, **error.fields)
             under_way.outcomes[backend_id] = name_backend(error, backend_id) if error is not None else None
-            if digest and model in self._heap.adapters:
-                under_way.digests[backend_id] = digest
+            if ready is not None:
+                under_way.note_times(backend_id, ready.times)
+            if ready is not None and ready.digest and model in self._heap.adapters:
+                under_way.digests[backend_id] = ready.digest
                 self._heap.serve(self._heap.adapters.agree(model, under_way.agreed()))
             if not under_way.missing:
                 self._follow(under_way, now)
@@ -454,7 +459,7 @@ class WeightRequests:
                 error = refusal
         result = "done" if error is None else "failed"
         WEIGHTS_REQUEST_SECONDS.observe(now - under_way.since, request.step, result)
-        reply = Refused(request.request_id, error.info()) if error is not None else Done(request.request_id)
+        reply = under_way.reply(error)
         del self._under_way[request]
         self._ended[request] = reply
         if len(self._ended) > REQUESTS_LIMIT:

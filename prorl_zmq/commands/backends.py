@@ -180,12 +180,15 @@ def update_weights(
     with target.client() as client:
         started = time.monotonic()
         with Progress("prorl backends", f"loading version {weight_version} from {path}"):
-            client.update_weights(path.absolute(), weight_version, mode=mode, base=base, **update.arguments)
+            engines = client.update_weights(path.absolute(), weight_version, mode=mode, base=base, **update.arguments)
         spent_s = time.monotonic() - started
         name = update.model_name
         is_adapter = any(name in one.backend.adapters for one in client.backends.list())
         of = f"the adapter {name}" if is_adapter else name
         print(f"{_served(client, name)} serve version {weight_version} of {of} after {spent_s:.1f} s")
+        for backend_id, times in engines.items():
+            read = f"{times.read_bytes / 1e9:.2f} GB in {times.fetch_s:.1f} s"
+            print(f"{backend_id} read {read} while it generated, and paused for {times.pause_s:.2f} s")
 
 
 @commands.command("begin-weights")

@@ -157,10 +157,10 @@ class Engine(Protocol):
             EngineFailed: the engine could not resume; the call may be repeated.
         """
 
-    async def update_weights(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
+    async def update_weights(self, path: Path, weight_version: int, mode: UpdateMode) -> float | None:
         """Serve the weights at `path` from the next token on: begin an update unless one has begun, load, and end it.
 
-        The engine resumes in every case.
+        The engine resumes in every case. Return for how many seconds it was stopped; None: for the whole call.
 
         Raises:
             InvalidWeights: they cannot be used; nothing has changed.

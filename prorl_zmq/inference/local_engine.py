@@ -8,6 +8,7 @@ generated it. No steps run while an update is in progress. The agent loop handle
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -259,16 +260,18 @@ class LocalEngine(ABC):
         self._steps.set()
         self._admits.set()
 
-    async def update_weights(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
+    async def update_weights(self, path: Path, weight_version: int, mode: UpdateMode) -> float:
         async with self._updating:  # in the order of the calls, however long each file takes
             served = None
             try:
                 weights = await read_in_time(LOAD_S, self._read_weights, path)
+                began = time.monotonic()
                 await self.begin_update(mode)
                 self._take_weights(weights)
                 served = weight_version
             finally:
                 await self.end_update(served)
+            return time.monotonic() - began
 
     async def set_weight_version(self, weight_version: int) -> None:
         self._weight_version = weight_version

@@ -21,7 +21,7 @@ from prorl_zmq.commands.backend_tables import backend_table, detail_tables
 from prorl_zmq.config import ServiceSettings, Topology
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.backends import Backend, BackendStatus, ChatSettings, EngineLoad, EngineStart
-from prorl_zmq.wire.messages.engines import AnyEngineRequest, EngineReady
+from prorl_zmq.wire.messages.engines import AnyEngineRequest, EngineReady, UpdateTimes
 from prorl_zmq.wire.sockets import bind, open_socket
 
 if TYPE_CHECKING:
@@ -140,7 +140,10 @@ def answering_host(service: Service, requests: int = 1, *flags: str) -> Iterator
             *envelope, frame = router.recv_multipart()
             request = codec.decode(frame, AnyEngineRequest)
             asked.append(request)
-            router.send_multipart([*envelope, codec.encode(EngineReady(request.request_id, request.weight_version))])
+            ready = EngineReady(
+                request.request_id, request.weight_version, times=UpdateTimes(1.5, 1.0, 0.25, 5 * 10**8)
+            )
+            router.send_multipart([*envelope, codec.encode(ready)])
 
     try:
         router = open_socket(context, zmq.ROUTER)
@@ -170,6 +173,7 @@ def test_update_weights_asks_each_engine_host(service: Service, tmp_path: Path) 
     fetch, request = asked
     assert (fetch.step, fetch.path, request.step) == ("fetch", str(tmp_path), "load")
     assert (request.path, request.weight_version, request.mode) == (str(tmp_path), 9, "drain")
+    assert "mine read 1.00 GB in 3.0 s while it generated, and paused for 0.25 s" in " ".join(done.stdout.split())
     assert [status.backend.weight_version for status in service.backends()] == [9]
 
 

@@ -305,7 +305,7 @@ def test_a_file_that_hangs_blocked_the_updates_behind_it(
         hangs, fifo = (engine.update_weights(tmp_path / name, 1, "keep") for name in ("hangs.npz", "fifo.npz"))
         good = engine.update_weights(tmp_path / "new.npz", 2, "keep")
         outcomes = await asyncio.gather(hangs, fifo, good, return_exceptions=True)
-        assert [type(outcome) for outcome in outcomes] == [InvalidWeights, InvalidWeights, type(None)]
+        assert [type(outcome) for outcome in outcomes] == [InvalidWeights, InvalidWeights, float]
         assert "could not be read within 0.2 s" in str(outcomes[0])
         assert engine.weight_version == 2
 

@@ -310,11 +310,17 @@ def test_an_engine_loads_the_copy_that_was_fetched(policy: Policy, tmp_path: Pat
         with PublishedWeights(root, KINDS, threads=1) as published:
             for version in (1, 2):
                 path = publish(published, weights[version], version).path
-                await updates.update(WeightUpdate("f", "fetch", version, str(path)))
+                times = await updates.update(WeightUpdate("f", "fetch", version, str(path)))
+                assert times is not None
+                assert times.read_bytes > 0
+                assert times.fetch_s > 0
                 assert len(engine.loaded) == version - 1
                 file = path / "model-00000-of-00001.safetensors"
                 file.rename(path / "away")  # it is not read again
-                await updates.update(WeightUpdate("l", "load", version, str(path)))
+                times = await updates.update(WeightUpdate("l", "load", version, str(path)))
+                assert times is not None
+                assert times.read_bytes == 0
+                assert times.load_s == times.pause_s > 0, "the engine does not say how long it was stopped"
                 (path / "away").rename(file)
         assert [one[:2] for one in engine.loaded] == [(tmp_path / "copy", 1), (tmp_path / "copy", 2)]
         for _, version, loaded in engine.loaded:
@@ -431,7 +437,8 @@ def test_a_file_is_loaded_where_it_is(policy: Policy, make_policy: Callable[...,
         engine = EmbeddedEngine(policy)
         updates = EngineUpdates(engine, tmp_path / "copy", copies_all=True)
         await updates.fetch(tmp_path / "new.npz", Content(1), 30.0)
-        await updates.load(tmp_path / "new.npz", Content(1), "keep")
+        times = await updates.load(tmp_path / "new.npz", Content(1), "keep")
+        assert 0 < times.pause_s < times.load_s, "it reads the file before it stops"
         assert engine.weight_version == 1
         await engine.close()
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import zmq
+from msgspec.structs import replace
 
 from prorl_zmq.errors import ConfigError, DuplicateBackend, EndpointInUse, EngineFailed, UnknownBackend
 from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
@@ -364,7 +365,9 @@ def test_it_generates_reports_and_takes_new_weights(in_world: InWorld, make_poli
         assert generated.finish_reason == "length"
         world.broker.requests.clear()
         raw.send(b"", codec.encode(WeightUpdate("u1", "load", 7, str(tmp_path / "new.npz"))))
-        assert await raw.receive(AnyEngineReply) == EngineReady("u1", 7)
+        ready = await raw.receive(AnyEngineReply)
+        assert ready.times.load_s >= ready.times.pause_s > 0
+        assert replace(ready, times=None) == EngineReady("u1", 7)
         await world.broker.until(
             lambda: any(isinstance(r, BackendAlive) and r.weight_version == 7 for r in world.broker.requests)
         )

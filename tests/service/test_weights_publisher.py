@@ -97,6 +97,9 @@ def test_engines_get_a_modules_weights_as_they_serve_them(
             assert torch.equal(tensor, model.state_dict()[name].to(torch.bfloat16)), name
         assert (published.tensors, published.size_bytes) == (3, 2 * (32 + 16 + 4))
         assert min(published.gather_s, published.write_s, published.update_s) > 0
+        (cost,) = published.engines.values()
+        assert cost.read_bytes > published.size_bytes == published.written_bytes
+        assert 0 < cost.pause_s <= cost.load_s < published.update_s
         with pytest.raises(ConfigError, match="another trainer publishes"):
             weights_publisher.WeightsPublisher(client, served, folder)
         renamed = [(f"policy.{name}", tensor) for name, tensor in model.state_dict().items()]

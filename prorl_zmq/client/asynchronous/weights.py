@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -18,7 +18,7 @@ from ..keep_alive import KeepAlive
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ...wire.messages.engines import UpdateMode, UpdateStep
+    from ...wire.messages.engines import UpdateMode, UpdateStep, UpdateTimes
     from .backends import AsyncBackends
     from .connection import AsyncServiceConnection
 
@@ -126,12 +126,12 @@ class AsyncWeightUpdates:
         model: str = POLICY,
         base: str = "",
         digest: str = "",
-    ) -> None:
+    ) -> dict[str, UpdateTimes]:
         """Have a model's backends load the weights at `path` (seen from the engine hosts): begin, load and end in one.
 
         Engine hosts first read them while they generate, for up to half of `timeout_s`; then each engine pauses, and
         resumes as soon as it has them. An engine that fails or lags while others succeed gets no jobs until it serves
-        the version, or others serve its version.
+        the version, or others serve its version. Return what the update cost each engine, by its backend's id.
 
         With a `model` that is no backend's own, the path is a LoRA adapter, and the model is this adapter from then on:
         `Job(model=model)`. Backends that have adapter slots (`lora` in `[[backends]]`) load it while they generate. A
@@ -158,7 +158,8 @@ class AsyncWeightUpdates:
             RequestTimeout: an engine did not answer; `backend` names it.
         """
         update = self._weight_update("load", weight_version, timeout_s, take_over=take_over, model=model)
-        await self._serve_weights(replace(update, path=str(path), mode=mode, base=base, digest=digest))
+        served = await self._serve_weights(replace(update, path=str(path), mode=mode, base=base, digest=digest))
+        return dict(served.backends)
 
     async def remove_model(self, model: str, *, timeout_s: float | None = None, take_over: bool = False) -> None:
         """Remove an adapter from all engines; jobs that name it are refused from then on.
@@ -212,14 +213,15 @@ class AsyncWeightUpdates:
             new_id(), step, version, timeout_s=limit_s, trainer=self.session, take_over=take_over, model=model
         )
 
-    async def _serve_weights(self, update: WeightUpdate) -> None:
+    async def _serve_weights(self, update: WeightUpdate) -> Any:
         """Have all engines serve these weights, then have the batches drop rollouts that are too old for them."""
-        await self._ask_engines(update)
+        served = await self._ask_engines(update)
         if update.model == POLICY:
             self.weight_version = update.weight_version
         await self._service.ask(update, self._service.until())
+        return served
 
-    async def _ask_engines(self, update: WeightUpdate) -> None:
+    async def _ask_engines(self, update: WeightUpdate) -> Any:
         """Send a step to a model's engines through the backend broker, while this client holds their weights."""
         place, model = await self._service.backend_broker_place(self._service.until()), update.model
         if is_first := model not in self._holding:
@@ -227,7 +229,7 @@ class AsyncWeightUpdates:
             holding = self._holding[model] = KeepAlive(*place, renewal, HOLD_S)
             weakref.finalize(self._service, holding.stop).atexit = False
         try:
-            await self.backends.ask(update, update.timeout_s + TAKE_BACK_S + REPLY_SLACK_S)
+            return await self.backends.ask(update, update.timeout_s + TAKE_BACK_S + REPLY_SLACK_S)
         except WeightsHeld:
             self._hold_no_more(model)
             raise

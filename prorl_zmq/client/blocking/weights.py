@@ -6,7 +6,7 @@ from __future__ import annotations
 import weakref
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -19,7 +19,7 @@ from ..keep_alive import KeepAlive
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ...wire.messages.engines import UpdateMode, UpdateStep
+    from ...wire.messages.engines import UpdateMode, UpdateStep, UpdateTimes
     from .backends import Backends
     from .connection import ServiceConnection
 
@@ -127,12 +127,12 @@ class WeightUpdates:
         model: str = POLICY,
         base: str = "",
         digest: str = "",
-    ) -> None:
+    ) -> dict[str, UpdateTimes]:
         """Have a model's backends load the weights at `path` (seen from the engine hosts): begin, load and end in one.
 
         Engine hosts first read them while they generate, for up to half of `timeout_s`; then each engine pauses, and
         resumes as soon as it has them. An engine that fails or lags while others succeed gets no jobs until it serves
-        the version, or others serve its version.
+        the version, or others serve its version. Return what the update cost each engine, by its backend's id.
 
         With a `model` that is no backend's own, the path is a LoRA adapter, and the model is this adapter from then on:
         `Job(model=model)`. Backends that have adapter slots (`lora` in `[[backends]]`) load it while they generate. A
@@ -159,7 +159,8 @@ class WeightUpdates:
             RequestTimeout: an engine did not answer; `backend` names it.
         """
         update = self._weight_update("load", weight_version, timeout_s, take_over=take_over, model=model)
-        self._serve_weights(replace(update, path=str(path), mode=mode, base=base, digest=digest))
+        served = self._serve_weights(replace(update, path=str(path), mode=mode, base=base, digest=digest))
+        return dict(served.backends)
 
     def remove_model(self, model: str, *, timeout_s: float | None = None, take_over: bool = False) -> None:
         """Remove an adapter from all engines; jobs that name it are refused from then on.
@@ -211,14 +212,15 @@ class WeightUpdates:
             new_id(), step, version, timeout_s=limit_s, trainer=self.session, take_over=take_over, model=model
         )
 
-    def _serve_weights(self, update: WeightUpdate) -> None:
+    def _serve_weights(self, update: WeightUpdate) -> Any:
         """Have all engines serve these weights, then have the batches drop rollouts that are too old for them."""
-        self._ask_engines(update)
+        served = self._ask_engines(update)
         if update.model == POLICY:
             self.weight_version = update.weight_version
         self._service.ask(update, self._service.until())
+        return served
 
-    def _ask_engines(self, update: WeightUpdate) -> None:
+    def _ask_engines(self, update: WeightUpdate) -> Any:
         """Send a step to a model's engines through the backend broker, while this client holds their weights."""
         place, model = self._service.backend_broker_place(self._service.until()), update.model
         if is_first := model not in self._holding:
@@ -226,7 +228,7 @@ class WeightUpdates:
             holding = self._holding[model] = KeepAlive(*place, renewal, HOLD_S)
             weakref.finalize(self._service, holding.stop).atexit = False
         try:
-            self.backends.ask(update, update.timeout_s + TAKE_BACK_S + REPLY_SLACK_S)
+            return self.backends.ask(update, update.timeout_s + TAKE_BACK_S + REPLY_SLACK_S)
         except WeightsHeld:
             self._hold_no_more(model)
             raise

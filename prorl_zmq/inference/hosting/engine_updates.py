@@ -14,12 +14,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import EngineFailed, InvalidWeights, UpdateInProgress, UpdateNotBegun
+from ...wire.messages.engines import UpdateTimes
 from ..checkpoint import delta_of, index_metadata, read_ahead, read_in_time
 from ..weights.version_chain import Content
 
@@ -68,14 +69,14 @@ class EngineUpdates:
         if self._begun is not None or self._one_change.locked():
             raise EngineFailed("the engine gets new weights now: load adapters afterwards", refused=True)
 
-    async def update(self, request: WeightUpdate) -> None:
-        """Do one step of an update; raises as its method does."""
+    async def update(self, request: WeightUpdate) -> UpdateTimes | None:
+        """Do one step of an update; return what a fetch or a load cost. Raises as its method does."""
         version = request.weight_version
         match request.step:
             case "fetch":
-                await self.fetch(Path(request.path), Content(version, request.digest), request.timeout_s)
+                return await self.fetch(Path(request.path), Content(version, request.digest), request.timeout_s)
             case "load":
-                await self.load(Path(request.path), Content(version, request.digest), request.mode)
+                return await self.load(Path(request.path), Content(version, request.digest), request.mode)
             case "begin":
                 await self.begin(version, request.mode, request.limit_s)
             case "end":
@@ -84,6 +85,7 @@ class EngineUpdates:
                 await self.cancel(version)
             case "set":
                 await self.set_version(version)
+        return None
 
     async def begin(self, weight_version: int, mode: UpdateMode, limit_s: float) -> None:
         """Stop generating, as `mode` says; return when no generation runs. A repeated begin restarts the limit.
@@ -143,7 +145,7 @@ class EngineUpdates:
         if self._begun is not None:
             await self._take_back(self._begun)
 
-    async def fetch(self, path: Path, wanted: Content, limit_s: float) -> None:
+    async def fetch(self, path: Path, wanted: Content, limit_s: float) -> UpdateTimes:
         """Bring weights near; the engine generates meanwhile. Without a copy, a load reads what was not read in time.
 
         Args:
@@ -156,21 +158,24 @@ class EngineUpdates:
             EngineFailed: the copy cannot be written.
         """
         limit_s *= ANSWER_SHARE
-        until = time.monotonic() + limit_s
+        began = time.monotonic()
+        until = began + limit_s
+        read_bytes = 0
         try:
             copy = await read_in_time(limit_s, self._copy_for, path, wanted)
         except InvalidWeights:
             if time.monotonic() < until:
                 raise
-            return  # the folder hangs
+            return UpdateTimes(time.monotonic() - began)  # the folder hangs
         if copy is not None:
             left_s = until - time.monotonic()
-            await read_in_time(left_s, copy.fetch, path, wanted, until)
+            read_bytes = (await read_in_time(left_s, copy.fetch, path, wanted, until)).read_bytes
         elif self._engine.description.reads_here:
             with suppress(InvalidWeights):
-                await read_in_time(until - time.monotonic(), read_ahead, path, until)
+                read_bytes = await read_in_time(until - time.monotonic(), read_ahead, path, until)
+        return UpdateTimes(time.monotonic() - began, read_bytes=read_bytes)
 
-    async def load(self, path: Path, wanted: Content, mode: UpdateMode) -> None:
+    async def load(self, path: Path, wanted: Content, mode: UpdateMode) -> UpdateTimes:
         """Have the engine load weights itself: a whole update, or the rest of one that was begun for this version.
 
         Raises:
@@ -185,14 +190,18 @@ class EngineUpdates:
             begun.limit.cancel()  # a load has its own limits
             await asyncio.wait([begun.stopping])
         async with self._one_change:
+            fetching = time.monotonic()
             try:
                 copy = await read_in_time(FETCH_S, self._copy_for, path, wanted)
-                if copy is None:
-                    await self._engine.update_weights(path, weight_version, mode)
-                else:
-                    until = time.monotonic() + FETCH_S
-                    with await read_in_time(FETCH_S, copy.hold, path, wanted, until):
-                        await self._engine.update_weights(copy.folder, weight_version, mode)
+                with ExitStack() as held:
+                    if copy is not None:
+                        until = time.monotonic() + FETCH_S
+                        held.enter_context(await read_in_time(FETCH_S, copy.hold, path, wanted, until))
+                        path = copy.folder
+                    loading = time.monotonic()
+                    pause_s = await self._engine.update_weights(path, weight_version, mode)
+                load_s = time.monotonic() - loading
+                return UpdateTimes(loading - fetching, load_s, load_s if pause_s is None else pause_s)
             finally:
                 if begun is not None:
                     self._forget(begun)

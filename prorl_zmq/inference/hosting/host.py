@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ...wire.messages.engines import AnyEngineReply
+    from ...wire.messages.engines import AnyEngineReply, UpdateTimes
     from ...wire.messages.jobs import RecordName
     from ...wire.sockets import Frame
     from ..engine import Engine, Generation
@@ -406,7 +406,7 @@ class EngineHost:
             catalog.ENGINE_TOKENS.add(self._options.backend_id, kind, amount=tokens)
 
     async def _update(self, envelope: Sequence[Frame], request: WeightUpdate) -> None:
-        began, digest = time.monotonic(), ""
+        began, digest, times = time.monotonic(), "", None
         try:
             if request.model != self._options.name:
                 if request.step == "load":
@@ -415,7 +415,7 @@ class EngineHost:
             else:
                 if request.step in ("load", "begin", "set"):
                     self._adapters.check_none()
-                await self._updates.update(request)
+                times = await self._updates.update(request)
                 if request.step in ("load", "end", "set"):
                     await self._adapters.weights_changed()
         except asyncio.CancelledError:
@@ -428,11 +428,13 @@ class EngineHost:
             if request.step != "fetch":
                 catalog.ENGINE_UPDATE_SECONDS.observe(time.monotonic() - began, self._options.backend_id)
             self._registration.announce(self._weight_version(), adapters=self._adapters.loaded)
-            self._send(envelope, self._ready(request.request_id, request.model, digest))
+            self._send(envelope, self._ready(request.request_id, request.model, digest, times))
 
-    def _ready(self, request_id: str, model: str = "", digest: str = "") -> EngineReady:
+    def _ready(
+        self, request_id: str, model: str = "", digest: str = "", times: UpdateTimes | None = None
+    ) -> EngineReady:
         version = self._adapters.current.get(model, self._weight_version())
-        return EngineReady(request_id, version, len(self._generations), digest)
+        return EngineReady(request_id, version, len(self._generations), digest, times)
 
     def _refuse(self, envelope: Sequence[Frame], request_id: str, error: Exception) -> None:
         self._send(envelope, Refused(request_id, _describe(error)))

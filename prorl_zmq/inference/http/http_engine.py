@@ -11,11 +11,12 @@ limit, so its caller cancels it. Requests of other clients of the server are not
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -100,7 +101,7 @@ class HttpEngine:
         self._adapters = ServerAdapters(connections)
         self._updating = asyncio.Lock()
         self._updates_begun = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._health: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -240,7 +241,7 @@ class HttpEngine:
             self._check_not_closed()
             await self._go_on(weight_version)
 
-    async def update_weights(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
+    async def update_weights(self, path: Path, weight_version: int, mode: UpdateMode) -> float:
         """Serve the weights in the folder `path` from the next token on; see `Engine.update_weights`.
 
         The folder must be at the same path for the server and for this process. The update continues if the caller is
@@ -256,6 +257,7 @@ class HttpEngine:
         self._tasks.add(update)
         update.add_done_callback(self._ended)
         await self._until(update)
+        return float(update.result())
 
     async def set_weight_version(self, weight_version: int) -> None:
         """Set the version of the server's weights from the next token on, after they were changed by other means.
@@ -365,7 +367,7 @@ class HttpEngine:
                 raise
         return self._updates
 
-    async def _update(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
+    async def _update(self, path: Path, weight_version: int, mode: UpdateMode) -> float:
         async with self._updating:
             self._updates_begun += 1
             updates = self._updates
@@ -384,8 +386,10 @@ class HttpEngine:
                     with suppress(EngineFailed):
                         await self._go_on(None)
                 raise
+            began = time.monotonic()
             await self._pause.begin(updates, mode)
             await self._load(updates, path, weight_version)
+            return time.monotonic() - began
 
     async def _load(self, updates: WeightUpdates, path: Path, weight_version: int) -> None:
         ended = True
@@ -435,7 +439,7 @@ class HttpEngine:
         self._weights.up()
         self._check_open()
 
-    async def _until(self, task: asyncio.Task[None]) -> None:
+    async def _until(self, task: asyncio.Task[Any]) -> None:
         """Wait for a task that continues if the caller is cancelled."""
         try:
             await asyncio.shield(task)
@@ -444,7 +448,7 @@ class HttpEngine:
                 self._check_open()
             raise
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if task is self._health:
             self._health = None

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import multiprocessing
+import time
 import traceback
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -99,7 +100,7 @@ class VllmEngine:
         self._updating = asyncio.Lock()
         self._paused = False
         """Whether an update was begun."""
-        self._updates: set[asyncio.Task[None]] = set()
+        self._updates: set[asyncio.Task[float]] = set()
         self._fault = ""
         """Why the engine can never serve again."""
         self._closed = False
@@ -244,7 +245,7 @@ class VllmEngine:
                     self._weight_version = weight_version
                 await self._resume()
 
-    async def update_weights(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
+    async def update_weights(self, path: Path, weight_version: int, mode: UpdateMode) -> float:
         """Serve the weights in the folder `path` from the next token on; see `Engine.update_weights`.
 
         Raises:
@@ -255,7 +256,7 @@ class VllmEngine:
         update = asyncio.create_task(self._update(path, weight_version, mode), name="update weights")
         self._updates.add(update)
         update.add_done_callback(self._updated)
-        await asyncio.shield(update)
+        return await asyncio.shield(update)
 
     async def set_weight_version(self, weight_version: int) -> None:
         self._check_open()
@@ -286,18 +287,20 @@ class VllmEngine:
 
     # Updates ----------------------------------------------------------------------------------------------------------
 
-    async def _update(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
+    async def _update(self, path: Path, weight_version: int, mode: UpdateMode) -> float:
         async with self._updating:
             try:
                 self._check_updatable()
                 await read_in_time(CHECK_S, check_checkpoint, path, self._model)
                 self._check_open()
+                began = time.monotonic()
                 with self._translated():
                     await self._pause(mode)
                     await self._load(path, weight_version)
             finally:
                 with self._translated():
                     await self._resume()
+            return time.monotonic() - began
 
     async def _pause(self, mode: UpdateMode) -> None:
         """Stop between two tokens; vLLM then has dropped its results computed with the old weights."""
@@ -342,7 +345,7 @@ class VllmEngine:
         except Exception as error:  # noqa: BLE001 - vLLM passes on any exception of its workers
             self._translate(error)
 
-    def _updated(self, update: asyncio.Task[None]) -> None:
+    def _updated(self, update: asyncio.Task[float]) -> None:
         self._updates.discard(update)
         if not update.cancelled():
             update.exception()  # waiting callers receive it

@@ -40,7 +40,7 @@ from .base import (
     WeightVersion,
     holder,
 )
-from .engines import WeightUpdate
+from .engines import WeightsServed, WeightUpdate
 from .jobs import LogprobsMode, RecordName
 
 TAKE_BACK_S = 5.0
@@ -489,4 +489,4 @@ AnyBackendRequest = (
     | HoldWeights
     | ListKeys
 )
-AnyBackendReply = Assigned | WaitLonger | NameAll | Done | BackendList | ModelList | KeyList | Refused
+AnyBackendReply = Assigned | WaitLonger | NameAll | Done | WeightsServed | BackendList | ModelList | KeyList | Refused

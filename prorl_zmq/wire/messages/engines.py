@@ -99,7 +99,8 @@ class WeightUpdate(Request, frozen=True):
     | `set` | calls its weights `weight_version` from the next token on: they were changed by other means |
     | `remove` | unloads all versions of an adapter but those to `keep`, once their generations have ended |
 
-    An engine host replies with `EngineReady` after the step. The backend broker replies after all hosts have; from
+    An engine host replies with `EngineReady` after the step. The backend broker replies after all hosts have, to a
+    `load` with `WeightsServed`, otherwise with `Done`; from
     `begin` on it assigns no job to a backend that does not serve this version, and it cancels a `begin` if one engine
     cannot stop. A `load` begins when all hosts have fetched the weights, or half of `timeout_s` is over. The front door
     accepts `load`, `end` and `set`, after the backend broker has replied: batches drop rollouts that are too old for
@@ -171,6 +172,19 @@ class Scored(Reply, frozen=True, kw_only=True):
     weight_version: WeightVersion
 
 
+class UpdateTimes(Part, frozen=True):
+    """What an update cost one engine, in seconds and bytes."""
+
+    fetch_s: float = 0.0
+    """Bringing the weights near, while the engine generated."""
+    load_s: float = 0.0
+    """The engine's own update: its check of the weights, and the pause."""
+    pause_s: float = 0.0
+    """Of that, from the beginning of its stop until it generated with the new weights."""
+    read_bytes: int = 0
+    """Read by the fetch where the trainer wrote the weights."""
+
+
 class EngineReady(Reply, frozen=True):
     """Answer to `EngineHealth`, and to `WeightUpdate` once it is done."""
 
@@ -179,6 +193,15 @@ class EngineReady(Reply, frozen=True):
     """Running generations."""
     digest: Digest = ""
     """After the `load` of an adapter: the SHA-256 of its files as the host copied them, in hexadecimal."""
+    times: UpdateTimes | None = None
+    """After a `fetch` or `load` of weights: what it cost."""
+
+
+class WeightsServed(Reply, frozen=True):
+    """Answer of the backend broker to a `load` that all backends did."""
+
+    backends: dict[Identifier, UpdateTimes]
+    """What it cost each of them; of adapters, and of hosts that do not say, nothing."""
 
 
 AnyEngineRequest = Generate | Score | Abort | EngineHealth | WeightUpdate

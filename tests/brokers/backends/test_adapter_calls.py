@@ -11,7 +11,7 @@ from prorl_zmq.errors import EngineFailed, MalformedMessage
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.backends import AddBackend, Assign, BackendAlive, RemoveBackend
 from prorl_zmq.wire.messages.base import Done
-from prorl_zmq.wire.messages.engines import WeightUpdate
+from prorl_zmq.wire.messages.engines import EngineReady, WeightsServed, WeightUpdate
 
 from .test_adapters import LEASE_S, Host, Service, digest_of
 
@@ -53,7 +53,11 @@ def answer(service: Service, *names: str) -> None:
         host, request = service.hosts[name], calls[name].request
         error = host.does(request)
         service._announce(host)
-        service._note(service.handler.engine_answered(request.request_id, error, service.now, host.read))
+        service._note(
+            service.handler.engine_answered(
+                request.request_id, error, service.now, EngineReady("ready", 0, digest=host.read)
+            )
+        )
 
 
 def models_of(service: Service, name: str) -> tuple[str, ...]:
@@ -131,7 +135,7 @@ def test_an_update_fails_if_no_majority_of_hosts_read_the_same_files() -> None:
     assert service.models() == ("a", "policy")
     service.pass_time(2)
     assert (x.adapters, y.adapters) == ({"a": (1,)}, {"a": (1,)})
-    assert service.publish("a", 2) == Done(f"load-a-2--{service.now}")
+    assert service.publish("a", 2) == WeightsServed(f"load-a-2--{service.now}", {})
     assert (x.adapters["a"][-1], y.adapters["a"][-1]) == (2, 2)
 
 
@@ -164,13 +168,13 @@ def test_a_removed_version_is_free_once_its_backend_comes_back_without_it() -> N
     service, y = removed_while_silent()
     y.backend = replace(y.backend, adapters={})
     service.register(y)
-    assert service.publish("a", 1) == Done(f"load-a-1--{service.now}")
+    assert service.publish("a", 1) == WeightsServed(f"load-a-1--{service.now}", {})
 
 
 def test_a_removed_version_is_free_once_its_backend_is_removed() -> None:
     service, _ = removed_while_silent()
     assert service.ask(RemoveBackend("remove-y", "y")) == Done("remove-y")
-    assert service.publish("a", 1) == Done(f"load-a-1--{service.now}")
+    assert service.publish("a", 1) == WeightsServed(f"load-a-1--{service.now}", {})
 
 
 def test_a_restarted_broker_knows_which_silent_backend_has_a_removed_version() -> None:
@@ -180,7 +184,7 @@ def test_a_restarted_broker_knows_which_silent_backend_has_a_removed_version() -
     again.hosts = service.hosts
     again.handler.restore([one for one in records.values() if one], again.now, weights=weights or ())
     assert again.publish("a", 1).error.fields == {"backend": "y"}
-    assert again.publish("a", 2) == Done(f"load-a-2--{again.now}")
+    assert again.publish("a", 2) == WeightsServed(f"load-a-2--{again.now}", {})
     assert again.publish("a", 1).error.fields == {"backend": "y"}, "it may return with it"
     again.register(y)
     assert y.adapters["a"][-1] == 2

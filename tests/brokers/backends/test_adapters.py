@@ -24,7 +24,7 @@ from prorl_zmq.wire.messages.backends import (
     Release,
 )
 from prorl_zmq.wire.messages.base import Done, Refused
-from prorl_zmq.wire.messages.engines import WeightUpdate
+from prorl_zmq.wire.messages.engines import EngineReady, WeightsServed, WeightUpdate
 
 LEASE_S = 10.0
 NOW = 100.0
@@ -107,7 +107,11 @@ class Service:
                 error = host.does(call.request)
                 self._announce(host)
                 digest = host.read if error is None else ""
-                self._note(self.handler.engine_answered(call.request.request_id, error, self.now, digest))
+                self._note(
+                    self.handler.engine_answered(
+                        call.request.request_id, error, self.now, EngineReady("ready", 0, digest=digest)
+                    )
+                )
 
     def _announce(self, host: Host) -> None:
         alive = BackendAlive("alive", host.backend.backend_id, host.backend.weight_version, adapters=host.adapters)
@@ -163,7 +167,7 @@ def test_an_adapter_is_loaded_by_all_backends_with_slots_before_jobs_may_name_it
     assert service.handler.handle([b"load", b""], update, service.now) == [], "hosts are asked first"
     assert service.models() == ("policy",) if not x.adapters else True
     service.settle()
-    assert service.replies.pop("load") == Done("load")
+    assert service.replies.pop("load") == WeightsServed("load", {})
     assert (x.adapters, y.adapters, plain.adapters) == ({"a": (7,)}, {"a": (7,)}, {})
     assert service.models() == ("a", "policy")
     assert {service.given(f"job-{number}") for number in range(4)} == {"x", "y"}
@@ -179,7 +183,7 @@ def test_other_jobs_are_assigned_while_an_adapter_is_loaded() -> None:
         (answer,) = service.handler.handle([b"r", b""], request, service.now)
         assert isinstance(answer.reply, Assigned)
     service.settle()
-    assert service.replies.pop("load") == Done("load")
+    assert service.replies.pop("load") == WeightsServed("load", {})
 
 
 def test_a_backend_that_fails_gets_no_jobs_of_this_model_alone() -> None:

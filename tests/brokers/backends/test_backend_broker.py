@@ -19,7 +19,7 @@ from prorl_zmq.security.keyring import WORKER, Keyring
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.backends import AddBackend, AnyBackendReply, Backend, ListBackends
 from prorl_zmq.wire.messages.base import PROTOCOL_VERSION, Done, KeyRole, Refused
-from prorl_zmq.wire.messages.engines import AnyEngineRequest, EngineReady, WeightUpdate
+from prorl_zmq.wire.messages.engines import AnyEngineRequest, EngineReady, WeightsServed, WeightUpdate
 from prorl_zmq.wire.sockets import connect, open_socket
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def test_a_client_that_reconnects_and_asks_again_gets_the_reply_of_the_load_unde
     assert request.step == "fetch"
     host.send_multipart([*envelope, codec.encode(EngineReady(request.request_id, 0))])
     assert answer(host).step == "load"
-    assert reply_to(second) == Done("r")
+    assert reply_to(second) == WeightsServed("r", {})
     assert not host.poll(300), "it was asked once"
 
 
@@ -167,7 +167,7 @@ def test_a_broker_that_was_restarted_runs_the_request_that_comes_again(world: Wo
     client = world.client()
     send(client, WeightUpdate("r", "load", 1, "/weights"))
     assert [answer(host).step for _ in range(2)] == ["fetch", "load"]
-    assert reply_to(client) == Done("r")
+    assert reply_to(client) == WeightsServed("r", {})
 
 
 def test_a_host_that_is_restarted_meanwhile_is_asked_again(world: World) -> None:

@@ -22,7 +22,7 @@ from prorl_zmq.wire.messages.backends import (
     RemoveBackend,
 )
 from prorl_zmq.wire.messages.base import Done, Refused
-from prorl_zmq.wire.messages.engines import UpdateStep, WeightUpdate
+from prorl_zmq.wire.messages.engines import EngineReady, UpdateStep, UpdateTimes, WeightsServed, WeightUpdate
 
 SHA = "0123456789abcdef" * 4
 
@@ -60,8 +60,9 @@ class Service:
             calls = [one for one in calls if one.request.step != "fetch"] + self.handler.weights.take_calls()
         return {call.address.endpoint.removeprefix("ipc://"): call for call in calls}
 
-    def answer(self, call: EngineCall, error: ProrlError | None = None) -> None:
-        self.tell(self.handler.engine_answered(call.request.request_id, error, self.now))
+    def answer(self, call: EngineCall, error: ProrlError | None = None, times: UpdateTimes | None = None) -> None:
+        ready = None if error is not None else EngineReady(call.request.request_id, 0, times=times)
+        self.tell(self.handler.engine_answered(call.request.request_id, error, self.now, ready))
 
     def tick(self, now: float) -> None:
         self.now = now
@@ -109,7 +110,7 @@ def test_a_step_is_passed_on_to_all_hosts_and_the_client_hears_when_the_last_has
     assert service.replies == []
     assert service.handler.weights.addresses() == {EngineAddress("ipc://y", "")}
     service.answer(calls["y"])
-    assert service.reply() == Done("r")
+    assert service.reply() == (WeightsServed("r", {}) if request_.step == "load" else Done("r"))
     assert service.handler.weights.addresses() == set()
     assert service.handler.next_deadline() is None
     service.answer(calls["y"])
@@ -152,7 +153,7 @@ def test_a_load_begins_when_all_hosts_have_the_weights() -> None:
     assert service.handler.next_deadline() == 20.0
     for call in calls.values():
         service.answer(call)
-    assert service.reply() == Done("r")
+    assert service.reply() == WeightsServed("r", {})
     assert service.states() == {"x": ("ready", 3), "y": ("ready", 3)}
 
 
@@ -195,6 +196,19 @@ def test_hosts_that_cannot_fetch_the_weights_do_not_load_them() -> None:
     assert service.states() == {"x": ("behind", 0), "y": ("ready", 3)}, "nothing has begun"
 
 
+def test_the_reply_to_a_load_has_what_it_cost_each_backend() -> None:
+    service = Service()
+    service.ask(WeightUpdate("r", "load", 3, "/weights"))
+    for call in service.calls(fetches=True).values():
+        service.answer(call, times=UpdateTimes(2.0, read_bytes=100))
+    loads = service.calls()
+    service.answer(loads["x"], times=UpdateTimes(0.5, 0.25, 0.125, 7))
+    service.answer(loads["y"])
+    assert service.reply() == WeightsServed(
+        "r", {"x": UpdateTimes(2.5, 0.25, 0.125, 107), "y": UpdateTimes(2.0, read_bytes=100)}
+    )
+
+
 def test_hosts_get_the_digest_of_the_content_also_when_they_catch_up() -> None:
     service = Service("x")
     service.ask(WeightUpdate("r", "load", 3, "/weights", digest=SHA))
@@ -204,7 +218,7 @@ def test_hosts_get_the_digest_of_the_content_also_when_they_catch_up() -> None:
     (load,) = service.calls().values()
     assert (load.request.step, load.request.digest) == ("load", SHA)
     service.answer(load)
-    assert service.reply() == Done("r")
+    assert service.reply() == WeightsServed("r", {})
     service.add("y")
     (late,) = service.calls().values()
     assert (late.request.path, late.request.digest) == ("/weights", SHA)
@@ -300,10 +314,10 @@ def test_a_request_that_is_sent_again_joins_the_one_under_way_and_hears_its_end(
     service.ask(load)
     assert service.calls() == {}
     service.answer(call)
-    assert service.reply() == Done("r")
+    assert service.reply() == WeightsServed("r", {})
     service.ask(load)
     assert service.calls() == {}, "a load that has ended is not run again"
-    assert service.reply() == Done("r")
+    assert service.reply() == WeightsServed("r", {})
     for number in range(REQUESTS_LIMIT):
         service.ask(WeightUpdate(f"end-{number}", "end", 1))
         service.answer(*service.calls().values())
@@ -368,7 +382,7 @@ def test_what_a_host_did_in_an_earlier_life_its_next_one_is_asked_for_again(requ
     assert service.replies == []
     assert service.states()["x"][0] != "ready" or request_.step == "set"
     service.answer(again)
-    assert service.reply() == Done("r")
+    assert service.reply() == (WeightsServed("r", {}) if request_.step == "load" else Done("r"))
 
 
 def test_a_connection_that_was_lost_has_its_calls_sent_again_and_one_that_is_refused_ends_them() -> None:
