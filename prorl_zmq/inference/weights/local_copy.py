@@ -203,7 +203,8 @@ class LocalCopy:
         except _Torn as torn:
             raise InvalidWeights(f"{path.parent}: {torn}", path=str(path)) from None
         except OSError as error:
-            raise EngineFailed(f"the weights could not be copied to {self.folder}: {error}") from error
+            message = f"the weights could not be copied to {self.folder}: {error}; `weights_dir` names another folder"
+            raise EngineFailed(message) from error
         state = self._state()
         return Fetched(wanted.version, state.weights, run.read_bytes, run.tensors, time.perf_counter() - began)
 
@@ -298,6 +299,8 @@ class LocalCopy:
                 return theirs[name].length
 
             run.change(take, _largest_first(theirs))
+        if read_version(full.path).weights != full.weights:
+            raise full.invalid("changed while it was read")
         self._note(State(f"{version:06d}", full.weights))
 
     def _apply(self, delta: VersionFolder, run: _Run) -> None:

@@ -30,6 +30,7 @@ from prorl_zmq.inference.checkpoint import INDEX
 from prorl_zmq.inference.weights import local_copy, tensor_delta
 from prorl_zmq.inference.weights.local_copy import LocalCopy
 from prorl_zmq.inference.weights.published_weights import PublishedWeights
+from prorl_zmq.inference.weights.stored_tensor import StoredTensor
 from prorl_zmq.inference.weights.version_chain import Content
 from prorl_zmq.inference.weights.version_folder import read_version, remove_version, version_path
 
@@ -177,6 +178,24 @@ def refused(world: World, wanted: Content | int, problem: str) -> None:
     content = world.contents[wanted] if isinstance(wanted, int) else wanted
     with pytest.raises(InvalidWeights, match=problem):
         world.copy.fetch(version_path(world.root, content.version), content)
+
+
+def test_a_checkpoint_that_changes_while_it_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, copy = write_checkpoint(tmp_path / "step", model(1)), LocalCopy(tmp_path / "copy", None, threads=1)
+    read = StoredTensor.copy_from
+
+    def overwritten(tensor: StoredTensor, other: StoredTensor, form: str) -> str:
+        done = read(tensor, other, form)
+        if not (tmp_path / "aside").exists():
+            (write_checkpoint(tmp_path / "aside", model(2)) / "model.safetensors").replace(source / "model.safetensors")
+        return done
+
+    monkeypatch.setattr(StoredTensor, "copy_from", overwritten)
+    with pytest.raises(InvalidWeights, match="step changed while it was read"):
+        copy.fetch(source, Content(1))
+    assert copy.had is None
+    copy.fetch(source, Content(1))
+    assert_same(read_copy(copy.folder), model(2))
 
 
 @pytest.mark.parametrize(("change", "problem"), [(cut, "whole safetensors file|bytes"), (flip, "of its checksums")])
