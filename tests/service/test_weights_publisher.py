@@ -126,7 +126,7 @@ def test_engines_get_a_modules_weights_as_they_serve_them(
         assert [one.backend.weight_version for one in other.backends.list()] == [6]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_hundred_versions_by_delta_are_the_trainers_bit_for_bit(
     client: RolloutClient, served: Path, tmp_path: Path
 ) -> None:

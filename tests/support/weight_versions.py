@@ -87,6 +87,15 @@ def assert_same(ours: Model, theirs: Model) -> None:
     assert [name for name in ours if not np.array_equal(ours[name], theirs[name])] == []
 
 
+def fingerprint(weights: Model) -> str:
+    """Return what identifies a model's bytes."""
+    hasher = xxhash.xxh3_128()
+    for name in sorted(weights):
+        hasher.update(name.encode())
+        hasher.update(weights[name].tobytes())
+    return hasher.hexdigest()
+
+
 # slime ----------------------------------------------------------------------------------------------------------------
 
 
