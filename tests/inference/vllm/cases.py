@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
 import traceback
 from contextlib import suppress
@@ -286,6 +287,20 @@ class Cases:
         done["after"] = self.judged(prompt(100), await self.run(prompt(100), max_tokens=4), max_tokens=4)
         return done
 
+    async def patched(self) -> Plain:
+        """A host's copy is changed in place from version to version, also right after each load."""
+        asked = {"max_tokens": 8, "seed": 8}
+        copy, done = Path(shutil.copytree(self.one, self.one.with_name("copy"))), []
+        for version, (ours, theirs) in enumerate(
+            [(self.two, self.one), (self.one, self.two), (self.two, self.one)], 20
+        ):
+            self.versions[version] = ours
+            _overwrite(copy, ours)
+            await self.engine.update_weights(copy, version, "keep")
+            _overwrite(copy, theirs)
+            done.append(self.judged(prompt(100), await self.run(prompt(100), **asked), **asked))
+        return {"done": done, "version": self.engine.weight_version}
+
     async def lost(self) -> Plain:
         """Last: afterwards the engine cannot serve."""
         task = await self.started(prompt(200), 5, max_tokens=1000)
@@ -297,6 +312,12 @@ class Cases:
             "health": await refusal(self.engine.check_health()),
             "next": await refusal(self.run(prompt(5))),
         }
+
+
+def _overwrite(copy: Path, model: Path) -> None:
+    for file in model.glob("*.safetensors"):
+        with (copy / file.name).open("r+b") as content:
+            content.write(file.read_bytes())
 
 
 CASES = [name for name in vars(Cases) if not name.startswith("_") and name not in ("run", "started", "judged")]

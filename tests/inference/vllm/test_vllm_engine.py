@@ -176,6 +176,14 @@ def test_halves(case: Any) -> None:
     assert max(one["error"] for one in (*judged, case["cancelled"]["first"], case["after"])) < CLOSE
 
 
+def test_patched(case: Any) -> None:
+    """vLLM reads a copy that is changed in place at each load, and not again afterwards."""
+    assert [one["spans"] for one in case["done"]] == [[[20, 0, 8]], [[21, 0, 8]], [[22, 0, 8]]]
+    assert max(one["error"] for one in case["done"]) < CLOSE
+    assert case["done"][0]["ids"] == case["done"][2]["ids"] != case["done"][1]["ids"]
+    assert case["version"] == 22
+
+
 def test_lost(case: Any) -> None:
     """A reload that fails in its middle is the engine's end; nobody gets tokens of whatever weights there are then."""
     for one in case.values():
