@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..weights.local_copy import LocalCopy
 
 FETCH_S = 600.0
-"""Longest copying of weights that no `fetch` brought before, in seconds."""
+"""Longest copying of weights by a load, in seconds: of those that were not fetched before."""
 ANSWER_SHARE = 0.8
 """Of the time for a fetch, after which a host answers."""
 AGAIN_S = 10.0

@@ -1,4 +1,4 @@
-"""`LocalCopy`: a host's copy of a model's weights, a plain checkpoint that is brought from version to version in place.
+"""`LocalCopy`: a host's copy of a model's weights, a plain checkpoint that is updated in place.
 
 All engines of one model on a host share the folder: who changes it holds its lock (`flock`), who reads it shares the
 lock. `.weight_sync/state.json` has the version, where slime has it, and the version that is being written:
@@ -9,7 +9,7 @@ lock. `.weight_sync/state.json` has the version, where slime has it, and the ver
 
 A delta is applied tensor by tensor: one that has the new checksum already is skipped, any other is changed and must
 have it then. So a death between two tensors costs nothing. A tensor that is neither is found by its checksum, and the
-copy begins again with the newest full version, of which it reads the tensors that differ. So does a copy that was
+copy begins again with the newest full version, and reads only the tensors that differ. So does a copy that was
 written before the machine was booted: its bytes may not have reached the disk. A delta's files are read and checked
 before the first byte is changed. No engine runs on the copy: engines load it during an update.
 """
@@ -67,7 +67,7 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def had(self) -> Content | None:
-        """The version that the copy has, or from which it is being brought to the next one."""
+        """The version that the copy has, or from which it is being updated."""
         return None if self.version is None else Content(int(self.version), self.weights)
 
 

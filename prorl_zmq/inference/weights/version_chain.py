@@ -5,7 +5,7 @@ version only the deltas after that. Three questions are answered by bytes:
 
     is an anchor due?         if the deltas since the last one would be half of a full version, or are very many
     how to reach a version?   from the copy, or from an anchor, whichever reads less
-    what may be deleted?      what is on nobody's way to the wanted version or a later one
+    what may be deleted?      what no host reads on its way to the wanted version or a later one
 """
 
 from __future__ import annotations
