@@ -17,7 +17,7 @@ from prorl_zmq.wire.messages.backends import (
     ListModels,
 )
 from prorl_zmq.wire.messages.base import Done, Refused
-from prorl_zmq.wire.messages.engines import WeightUpdate
+from prorl_zmq.wire.messages.engines import WeightsServed, WeightUpdate
 
 from .test_adapters import DISK, LEASE_S, Host, Service, digest_of
 
@@ -213,7 +213,7 @@ def test_a_removed_model_is_unloaded_also_by_a_host_that_was_away() -> None:
     y.backend = away
     service.register(y)
     assert y.adapters == {}, "it does not serve what is removed"
-    assert service.publish("a", 1, trainer="u") == Done(f"load-a-1-u-{service.now}")
+    assert service.publish("a", 1, trainer="u") == WeightsServed(f"load-a-1-u-{service.now}", {})
 
 
 def test_a_version_of_a_removed_model_is_free_once_no_host_may_have_it() -> None:
@@ -227,20 +227,20 @@ def test_a_version_of_a_removed_model_is_free_once_no_host_may_have_it() -> None
     for _ in range(2):
         refused = service.publish("a", 1)
         assert (refused.error.code, refused.error.fields) == ("engine_failed", {"backend": "y"})
-        assert service.publish("a", 2) == Done(f"load-a-2--{service.now}")
+        assert service.publish("a", 2) == WeightsServed(f"load-a-2--{service.now}", {})
         service.pass_time(1)
     y.backend = away
     service.register(y)
     service.pass_time(1)
     assert (x.adapters, y.adapters) == ({"a": (2,)}, {"a": (2,)})
-    assert service.publish("a", 1) == Done(f"load-a-1--{service.now}")
+    assert service.publish("a", 1) == WeightsServed(f"load-a-1--{service.now}", {})
     x.failure = EngineFailed("hangs")
     assert service.ask(WeightUpdate("remove-2", "remove", 0, model="a")).error.fields == {"backend": "x"}
     service.pass_time(1)
     assert service.publish("a", 1).error.fields == {"backend": "x"}
     x.failure = None
     service.pass_time(2)
-    assert service.publish("a", 1) == Done(f"load-a-1--{service.now}")
+    assert service.publish("a", 1) == WeightsServed(f"load-a-1--{service.now}", {})
 
 
 def test_a_late_backend_loads_no_other_files_as_a_published_version(monkeypatch: pytest.MonkeyPatch) -> None:
