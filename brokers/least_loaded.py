@@ -45,6 +45,9 @@ class LeastLoaded(Generic[Key]):
     def load(self, key: Key) -> float:
         return self._entries[key][1]
 
+    def tier(self, key: Key) -> int:
+        return self._entries[key][0]
+
     def first(self) -> Key | None:
         """Return the least loaded key of the lowest tier, or None if there are no keys."""
         while self._heap:

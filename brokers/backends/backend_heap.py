@@ -6,6 +6,7 @@
   keeps the backend too if that is ready.
 - With affinity `group`, a job goes to a backend that its group has used: the earliest one with room.
 - Otherwise a job goes to the first of the ranking (see `backend_ranking`).
+- A backend whose host states its room accepts no new rollouts beyond it (see `set_room`).
 - Each model (`Backend.name`) has a ranking of its own; a job may hold one backend of each, by `HolderIdentifier`.
 - A job that leaves its backend gets another one; it gets the same one only if there is no other.
 - Draining, behind (serving other weights than wanted) and unwell backends accept no jobs; their jobs keep them.
@@ -23,31 +24,25 @@ Assignments belong to an owner (a stage process) and are dropped with that owner
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from ...errors import DuplicateBackend, UnknownBackend
-from ...wire.messages.backends import BackendStatus, assignment_digest
+from ...wire.messages.backends import assignment_digest
 from ...wire.messages.base import POLICY, holder
 from .adapter_models import AdapterModels
-from .backend_member import Assignment, Member, Owned
+from .backend_member import Assignment, Member, Owned, Served
 from .backend_ranking import BackendRanking
 from .group_memory import GroupMemory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from ...wire.messages.backends import Assign, Backend, HeldAssignment
+    from ...wire.messages.backends import Assign, Backend, BackendStatus, HeldAssignment
 
 Affinity = Literal["job", "group"]
 """What sticks to a backend: a single job or its group."""
-
-
-class Served(NamedTuple):
-    backend_id: str
-    trial: bool
-    """Whether the job was the backend's trial."""
 
 
 class BackendHeap:
@@ -111,6 +106,16 @@ class BackendHeap:
         member = self.member(backend_id)
         if member.problem != problem:
             member.problem = problem
+            self._rank(member)
+
+    def set_room(self, backend_id: str, room: int | None) -> None:
+        """Limit a backend to this number of rollouts; None: to no number. Jobs that have it keep it.
+
+        A job that holds a backend of another model gets one in any case: it must not wait for jobs that wait for it.
+        """
+        member = self.member(backend_id)
+        was_closed, member.room = member.is_closed, room
+        if member.is_closed != was_closed:
             self._rank(member)
 
     def suspend(self, backend_id: str, failure: str) -> None:
@@ -287,7 +292,9 @@ class BackendHeap:
         if pinned is not None or pins.by_job:
             pins.add(request.owner, holder_id, request.attempt, pinned)
         if pinned is not None:
-            backend_id = self.adapters.having(self._members.values(), request, self._offers, anyhow=anyhow)
+            begun = self._has_begun(request)
+            members = self._members.values()
+            backend_id = self.adapters.having(members, request, self._offers, begun=begun, anyhow=anyhow)
         else:
             backend_id = self._choose(request, held) or (self._least_bad(request.model) if anyhow else None)
         if backend_id is None:
@@ -358,17 +365,7 @@ class BackendHeap:
         return self._owned.keys() | self.adapters.pins.owners()
 
     def status(self) -> tuple[BackendStatus, ...]:
-        return tuple(
-            BackendStatus(
-                backend=member.backend,
-                state=member.state,
-                problem=member.trouble,
-                adapter_problems=self.adapters.problems(member),
-                in_flight=len(member.jobs),
-                assigned=member.assigned,
-            )
-            for member in self._members.values()
-        )
+        return tuple(member.status(self.adapters.problems(member)) for member in self._members.values())
 
     def __len__(self) -> int:
         return len(self._members)
@@ -446,7 +443,11 @@ class BackendHeap:
         ranking = self._rankings.get(base or model)
         if ranking is None:
             return None
-        return ranking.first(request.node, None if base is None else lambda one: model not in self._members[one].models)
+        lacks = None if base is None else lambda one: model not in self._members[one].models
+        return ranking.first(request.node, lacks, begun=self._has_begun(request))
+
+    def _has_begun(self, request: Assign) -> bool:
+        return request.job_id in self._assignments or request.job_id in self._besides
 
     def _hold(self, holder_id: str, held: Assignment) -> None:
         self._assignments[holder_id] = held
@@ -488,7 +489,7 @@ class BackendHeap:
         ranking = self._rankings.get(member.backend.name)
         if ranking is None:
             ranking = self._rankings[member.backend.name] = BackendRanking()
-        ranking.place(member.backend, len(member.jobs))
+        ranking.place(member.backend, len(member.jobs), closed=member.is_closed)
 
     def _unrank(self, member: Member) -> None:
         ranking = self._rankings.get(member.backend.name)

@@ -1,10 +1,11 @@
-"""Records of the backend heap: `Member` (a backend and its state), `Owned` and `Assignment`."""
+"""Records of the backend heap: `Member` (a backend and its state), `Owned`, `Assignment` and `Served`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from ...wire.messages.backends import BackendStatus
 from ...wire.messages.base import POLICY
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class Member:
     """The models that the backend serves: its own, and the adapters that it has in the version that jobs get."""
     adapter_notes: dict[str, str] = field(default_factory=dict)
     """Why the loading of an adapter failed, by model."""
+    room: int | None = None
+    """The most rollouts that its host takes; None: it states no number."""
     assigned: int = 0
     jobs: set[str] = field(default_factory=set)
     """The holders of its assignments."""
@@ -64,9 +67,24 @@ class Member:
             return f"it serves weights {served} where {needed} are wanted: {remedy}"
         return self.problem or self.failure or self.note
 
+    def status(self, adapter_problems: dict[str, str]) -> BackendStatus:
+        return BackendStatus(
+            backend=self.backend,
+            state=self.state,
+            problem=self.trouble,
+            adapter_problems=adapter_problems,
+            in_flight=len(self.jobs),
+            assigned=self.assigned,
+        )
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether only rollouts that have begun may get the backend."""
+        return self.room is not None and len(self.jobs) >= self.room
+
     @property
     def has_room(self) -> bool:
-        return len(self.jobs) < self.backend.max_in_flight
+        return len(self.jobs) < self.backend.max_in_flight and not self.is_closed
 
 
 @dataclass(slots=True)
@@ -98,3 +116,11 @@ class Assignment:
         if request.attempt != self.attempt:
             return request.attempt > self.attempt
         return request.leaving == self.backend_id and request.request_id != self.request_id
+
+
+class Served(NamedTuple):
+    """A backend that has completed more of a job's generations."""
+
+    backend_id: str
+    trial: bool
+    """Whether the job was the backend's trial."""

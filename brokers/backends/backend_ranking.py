@@ -1,8 +1,9 @@
 """Ranking of backends for jobs without one: by tier, load, and time of the last change; the job's node first. Pure.
 
-Backends with room come before full ones; room is a soft limit, for which no job waits. A backend on the job's node is
-preferred if it has room and, without its newest assignment, its load is at most that of the least loaded backend.
-Locality thus costs an imbalance of at most two assignments. A change and a look-up cost O(log n).
+Backends with room come before full ones; `max_in_flight` is a soft limit, for which no job waits. For a closed backend
+they wait: its host takes no more rollouts. A backend on the job's node is preferred if it has room and, without its
+newest assignment, its load is at most that of the least loaded backend. Locality thus costs an imbalance of at most two
+assignments. A change and a look-up cost O(log n).
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
     from ...wire.messages.backends import Backend
 
-ROOM, FULL = range(2)
-"""The tiers: backends of a lower tier get jobs first."""
+ROOM, FULL, CLOSED = range(3)
+"""The tiers: backends of a lower tier get jobs first, and closed ones only rollouts that have begun."""
 
 
 class BackendRanking:
@@ -28,10 +29,10 @@ class BackendRanking:
         self._with_room: dict[str, tuple[Backend, int]] = {}
         """The backends with room, and their assignments in flight."""
 
-    def place(self, backend: Backend, in_flight: int) -> None:
+    def place(self, backend: Backend, in_flight: int, *, closed: bool = False) -> None:
         """Add a backend, or update its load, which ranks it after backends of equal load."""
         backend_id = backend.backend_id
-        tier = FULL if in_flight >= backend.max_in_flight else ROOM
+        tier = CLOSED if closed else FULL if in_flight >= backend.max_in_flight else ROOM
         load = in_flight / backend.weight
         self._all.set(backend_id, load, tier)
         before = self._with_room.get(backend_id)
@@ -49,10 +50,11 @@ class BackendRanking:
         if backend_id in self._with_room:
             self._leave_node(backend_id)
 
-    def first(self, node: str, lacks: Callable[[str], bool] | None = None) -> str | None:
+    def first(self, node: str, lacks: Callable[[str], bool] | None = None, *, begun: bool = False) -> str | None:
         """Return the first backend for a job on a node that has what the job needs, or None.
 
-        Each backend that `lacks` excludes at the head costs a search of all.
+        None also if all of them are closed and the job's rollout has not begun. Each backend that `lacks` excludes at
+        the head costs a search of all.
         """
         least = self._all.first()
         near = self._on_node.get(node)
@@ -62,6 +64,8 @@ class BackendRanking:
                 least = self._all.first_but(lacks)
             if near is not None and nearest is not None and lacks(nearest):
                 nearest = near.first_but(lacks)
+        if least is not None and not begun and self._all.tier(least) == CLOSED:
+            return None
         if least is None or nearest is None or nearest == least:
             return least
         backend, in_flight = self._with_room[nearest]

@@ -291,9 +291,9 @@ def test_a_backends_place_costs_the_same_with_many_adapters(monkeypatch: pytest.
     placed: list[str] = []
     place = BackendRanking.place
 
-    def counted(ranking: BackendRanking, backend: Backend, in_flight: int) -> None:
+    def counted(ranking: BackendRanking, backend: Backend, in_flight: int, **tier: bool) -> None:
         placed.append(backend.backend_id)
-        place(ranking, backend, in_flight)
+        place(ranking, backend, in_flight, **tier)
 
     monkeypatch.setattr(BackendRanking, "place", counted)
     given = service.given("job", "a-7")

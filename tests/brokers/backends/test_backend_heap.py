@@ -377,3 +377,39 @@ def test_adding_one_on_probation_again_makes_it_ready() -> None:
     heap.add(backend("x", node="n2", weight=4.0))
     assert states(heap) == {"x": "ready", "y": "ready"}
     assert [assign(heap, job, node="n2") for job in "ab"] == ["x", "x"]
+
+
+def test_an_engine_without_room_gets_no_new_rollout_and_keeps_those_it_has() -> None:
+    heap = heap_of("x")
+    heap.set_room("x", 2)
+    assert [assign(heap, job) for job in "abc"] == ["x", "x", None]
+    heap.set_room("x", 1)
+    assert assign(heap, "a") == "x"
+    assert assign(heap, "b", attempt=2) == "x", "its next attempt keeps its place"
+    heap.release("a", 1)
+    assert assign(heap, "c") is None, "a smaller number ends no rollout"
+    heap.release("b", 2)
+    assert assign(heap, "c") == "x"
+    heap.set_room("x", None)
+    assert assign(heap, "d") == "x"
+
+
+def test_jobs_go_where_room_is() -> None:
+    heap = heap_of("x", "y")
+    heap.set_room("x", 1)
+    assert [assign(heap, job) for job in "abcd"] == ["x", "y", "y", "y"]
+    heap = groups_of(backend("x"), backend("y"))
+    heap.set_room("x", 1)
+    assert [assign(heap, job, group="g") for job in "abc"] == ["x", "y", "y"]
+    heap.release("a", 1)
+    assert assign(heap, "d", group="g") == "x"
+
+
+def test_a_rollout_that_leaves_an_engine_waits_for_room_on_another() -> None:
+    heap = heap_of("x", "y")
+    assert [assign(heap, job) for job in "ab"] == ["x", "y"]
+    heap.set_room("y", 1)
+    heap.suspend("x", "it is gone")
+    assert assign(heap, "a", leaving="x") is None
+    heap.release("b", 1)
+    assert assign(heap, "a", leaving="x") == "y"

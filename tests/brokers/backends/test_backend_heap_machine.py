@@ -38,6 +38,7 @@ class ModelBackend:
     needed: int = 0
     updating: bool = False
     probation: bool = False
+    room: int | None = None
     jobs: set[str] = field(default_factory=set)
 
     @property
@@ -47,12 +48,16 @@ class ModelBackend:
         return "behind" if self.needed else "probation" if self.probation else "ready"
 
     @property
-    def has_room(self) -> bool:
-        return len(self.jobs) < self.backend.max_in_flight
+    def is_closed(self) -> bool:
+        return self.room is not None and len(self.jobs) >= self.room
 
     @property
-    def rank(self) -> tuple[bool, float, int]:
-        return (not self.has_room, len(self.jobs) / self.backend.weight, self.changed)
+    def has_room(self) -> bool:
+        return len(self.jobs) < self.backend.max_in_flight and not self.is_closed
+
+    @property
+    def rank(self) -> tuple[bool, bool, float, int]:
+        return (self.is_closed, not self.has_room, len(self.jobs) / self.backend.weight, self.changed)
 
 
 def model_of(holder: str) -> str:
@@ -227,6 +232,18 @@ class HeapMachine(RuleBasedStateMachine):
                 self.drop(job_id)
             del self.backends[name]
 
+    @rule(name=BACKENDS, room=st.none() | st.integers(0, 3))
+    def set_room(self, name: str, room: int | None) -> None:
+        if name not in self.backends:
+            with pytest.raises(UnknownBackend):
+                self.heap.set_room(name, room)
+            return
+        self.heap.set_room(name, room)
+        member = self.backends[name]
+        was_closed, member.room = member.is_closed, room
+        if member.is_closed != was_closed:
+            self.touch(name)
+
     @rule(job_id=JOBS, attempt=ATTEMPTS, owner=OWNERS, group=GROUPS, node=NODES, again=st.booleans())
     def assign(self, job_id: str, attempt: int, owner: str, group: str, node: str, again: bool) -> None:
         self.ask(job_id, attempt, owner, group, node, "", again)
@@ -343,7 +360,7 @@ class HeapMachine(RuleBasedStateMachine):
                 elif others[name].has_room:
                     return name
         least = min(others, key=lambda name: others[name].rank, default=None)
-        if least is None:
+        if least is None or (others[least].is_closed and not self.has_begun(request)):
             return None
         near = [name for name, member in others.items() if member.backend.node == request.node and member.has_room]
         nearest = min(near, key=lambda name: others[name].rank, default=None)
@@ -353,6 +370,9 @@ class HeapMachine(RuleBasedStateMachine):
             if (len(member.jobs) - 1) / member.backend.weight <= least_load:
                 return nearest
         return least
+
+    def has_begun(self, request: Assign) -> bool:
+        return any(one.partition("/")[0] == request.job_id for one in self.assigned if one != request.holder)
 
     def check_bounds(self, request: Assign, given: str | None) -> None:
         """What is promised of an assignment, said without the rules that bring it about."""
@@ -368,6 +388,8 @@ class HeapMachine(RuleBasedStateMachine):
         assert chosen.state == "ready" or given in self.offers, "one on probation is given only where it was offered"
         if chosen.state == "probation":
             return
+        if request.leaving != given and not self.has_begun(request):
+            assert not chosen.is_closed, "no new rollout for an engine without room"
         ready = [
             one
             for one in self.backends.values()
@@ -384,7 +406,7 @@ class HeapMachine(RuleBasedStateMachine):
             assert spared <= least, "being near costs at most one assignment"
         if request.leaving == given:
             others = [one for one in self.backends.values() if one.backend.name == request.model and one is not chosen]
-            assert all(one.state != "ready" for one in others)
+            assert all(one.state != "ready" or one.is_closed for one in others)
 
     @rule(job_id=JOBS, attempt=ATTEMPTS)
     def release(self, job_id: str, attempt: int) -> None:

@@ -38,6 +38,18 @@ def test_a_backend_with_room_comes_before_a_full_one() -> None:
     assert ranking.first("here") == "busy"
 
 
+def test_only_a_rollout_that_has_begun_gets_a_closed_backend() -> None:
+    ranking = BackendRanking()
+    ranking.place(backend("closed"), 0, closed=True)
+    assert ranking.first("here") is None
+    assert ranking.first("here", begun=True) == "closed"
+    ranking.place(backend("full", "there", limit=1), 9)
+    assert ranking.first("here") == "full"
+    assert ranking.first("here", begun=True) == "full"
+    ranking.place(backend("closed"), 0)
+    assert ranking.first("here") == "closed"
+
+
 def test_the_jobs_node_is_preferred_as_long_as_that_makes_no_imbalance() -> None:
     ranking = BackendRanking()
     ranking.place(backend("far", "there"), 2)

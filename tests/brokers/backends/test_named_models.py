@@ -376,3 +376,16 @@ def test_a_host_that_returns_as_another_model_has_none_of_its_old_jobs() -> None
     assert in_flight(broker) == {"p1": 0, "u1": 0}
     assert ask(broker, assign("user")) == {}
     assert {given(broker, assign(job_id=name)) for name in ("a", "b")} == {"p1", "u1"}
+
+
+def test_a_job_that_holds_a_backend_of_one_model_does_not_wait_for_room_on_anothers() -> None:
+    """Otherwise two jobs could wait for each other: each has what the other one needs."""
+    broker = handler(P1, U1)
+    broker.heap.set_room("p1", 1)
+    broker.heap.set_room("u1", 1)
+    assert given(broker, assign(job_id="a")) == "p1"
+    assert given(broker, assign("user", job_id="b")) == "u1"
+    assert given(broker, assign("user", job_id="a")) == "u1"
+    assert given(broker, assign(job_id="b")) == "p1"
+    assert ask(broker, assign(job_id="c")) == {}
+    assert ask(broker, assign("user", job_id="c")) == {}
