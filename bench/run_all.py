@@ -31,6 +31,7 @@ BENCHES = (
     "nodes",
     "journal",
     "routing",
+    "scheduling",
     "inference",
     "turns",
     "gateway",

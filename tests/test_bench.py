@@ -27,6 +27,7 @@ NAMES = (
     "assign",
     "journal",
     "routing",
+    "scheduling",
     "inference",
     "turns",
     "gateway",
