@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import pytest
+
+from prorl_zmq.inference.http.kv_metrics import KvMetrics
+from prorl_zmq.inference.kv_figures import KvFigures
+
+TEXT = """\
+# HELP vllm:num_requests_waiting Number of requests waiting to be processed.
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0",model_name="/models/some, \\"odd\\" {name}"} WAITING
+# TYPE vllm:num_requests_waiting_by_reason gauge
+vllm:num_requests_waiting_by_reason{engine="0",model_name="m",reason="capacity"} 77.0
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} USED
+# TYPE vllm:num_preemptions counter
+vllm:num_preemptions_total{engine="0",model_name="m"} PREEMPTED
+# TYPE vllm:num_preemptions_created gauge
+vllm:num_preemptions_created{engine="0",model_name="m"} 1.7e+09
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="16",engine="0",kv_cache_size_tokens="SIZE",num_gpu_blocks="100"} 1.0
+"""
+
+
+def text(*, used: str = "0.25", waiting: str = "3.0", preempted: str = "5.0", size: str = "None") -> str:
+    answer = TEXT.replace("USED", used).replace("WAITING", waiting)
+    return answer.replace("PREEMPTED", preempted).replace("SIZE", size)
+
+
+def test_a_server_of_vllm_says_how_full_its_cache_is() -> None:
+    metrics = KvMetrics()
+    assert metrics.read(text(), 0.0) == KvFigures(1_600, 0.25, 0, 3), "earlier preemptions do not count"
+    assert metrics.read(text(used="0.75", preempted="7.0", size="2000"), 2.0) == KvFigures(2_000, 0.25, 2, 3)
+    assert metrics.read(text(used="0.75", waiting="0.0", preempted="7.0"), 4.0) == KvFigures(1_600, 0.75, 0, 0)
+
+
+def test_counters_of_a_restarted_server_begin_again() -> None:
+    metrics = KvMetrics()
+    metrics.read(text(preempted="100.0"), 0.0)
+    figures = metrics.read(text(preempted="2.0"), 2.0)
+    assert figures is not None
+    assert figures.preempted == 2
+
+
+@pytest.mark.parametrize("answer", ["", "<html>", "sglang:token_usage{} 0.5\n", "vllm:kv_cache_usage_perc{ 1\n"])
+def test_a_server_without_these_metrics_has_no_figures(answer: str) -> None:
+    assert KvMetrics().read(answer, 0.0) is None
+
+
+@pytest.mark.parametrize("used", ["NaN", "+Inf", "-1", "some"])
+def test_values_that_are_no_numbers_are_no_report(used: str) -> None:
+    metrics = KvMetrics()
+    assert metrics.read(text(), 0.0) is not None
+    assert metrics.read(text(used=used), 2.0) is None
+    assert metrics.read(text(), 4.0) is not None
+
+
+@pytest.mark.parametrize("size", ["None", "-5", "9" * 40, "1e9"])
+def test_an_odd_capacity_is_not_believed(size: str) -> None:
+    figures = KvMetrics().read(text(size=size), 0.0)
+    assert figures is not None
+    assert figures.capacity_tokens == 1_600
