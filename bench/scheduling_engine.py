@@ -15,6 +15,7 @@ import math
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -76,26 +77,33 @@ class Rollout:
     arrived: float = 0.0
 
 
-def make_rollouts(seed: int, tools: float) -> Iterator[Rollout]:
+def make_rollouts(seed: int, tools: float, clients: int = 1) -> Iterator[Rollout]:
     """Yield rollouts without end: groups of `GROUP` with one prompt.
 
     Args:
         seed: of all draws; a rollout depends on the seed and its number alone.
         tools: factor of the duration of tool calls.
+        clients: rollouts of this number of groups arrive mixed.
     """
-    number = group = 0
+    streams = [_groups(seed, tools, client, clients) for client in range(clients)]
+    draw = np.random.default_rng(seed)
     while True:
+        yield next(streams[int(draw.integers(clients)) if clients > 1 else 0])
+
+
+def _groups(seed: int, tools: float, first: int, step: int) -> Iterator[Rollout]:
+    for group in count(first, step):
         draw = np.random.default_rng((seed, group))
         tokens = int(np.clip(MEDIAN_PROMPT * draw.lognormal(sigma=0.4), 500, 12_000))
         prompt = Prompt(tokens)
-        for _ in range(GROUP):
+        for member in range(GROUP):
             turns = int(np.clip(round(MEDIAN_TURNS * draw.lognormal(sigma=0.8)), FEWEST_TURNS, MOST_TURNS))
             generated = np.clip(MEDIAN_GENERATED * draw.lognormal(sigma=0.6, size=turns), 8, 4_000).astype(int)
             answered = np.clip(MEDIAN_ANSWERED * draw.lognormal(sigma=0.7, size=turns), 8, 8_000).astype(int)
             fits = int(np.searchsorted(np.cumsum(generated + answered) + tokens, CONTEXT_TOKENS))
             generated, answered = generated[: max(1, fits)], answered[: max(1, fits)]
             yield Rollout(
-                number,
+                GROUP * group + member,
                 group,
                 prompt,
                 generated.tolist(),
@@ -103,8 +111,6 @@ def make_rollouts(seed: int, tools: float) -> Iterator[Rollout]:
                 (tools * _tool_seconds(draw, len(generated))).tolist(),
                 context=tokens,
             )
-            number += 1
-        group += 1
 
 
 def _tool_seconds(draw: np.random.Generator, count: int) -> np.ndarray:

@@ -46,6 +46,8 @@ class Plan:
     """Rollouts that each engine takes; None: its `Room` decides."""
     seed: int = 0
     engines: int = 1
+    clients: int = 1
+    """Those whose rollouts arrive mixed."""
     weights_s: float = math.inf
     """Seconds between updates of the weights."""
     lost: tuple[float, float] | None = None
@@ -71,9 +73,11 @@ class Outcome:
     ended: int
     """Rollouts, of the whole simulation."""
     starved: int
-    """Rollouts that waited longer than `STARVED_S` after a later one had started, in the whole simulation."""
+    """Rollouts before which some of later groups started for longer than `STARVED_S`, in the whole simulation."""
     longest_passed_s: float
-    """Most seconds that a rollout waited after a later one had started."""
+    """The longest time in which rollouts of later groups started before one that waited."""
+    longest_by_group_s: float
+    """The same, of later rollouts of groups that came earlier."""
     longest_turn_s: float
     """Most seconds that a turn waited in an engine."""
 
@@ -122,17 +126,22 @@ class Simulation:
         self._queue: AdmissionQueue[Rollout] = AdmissionQueue()
         self._hosts: dict[str, _Host] = {}
         self._on: dict[Rollout, _Host] = {}
-        self._rollouts = make_rollouts(plan.seed, plan.tools)
+        self._rollouts = make_rollouts(plan.seed, plan.tools, plan.clients)
         self._slots = 0
         """RUN slots to fill; negative: as many rollouts that end are not followed by others."""
         self._calls: list[tuple[float, int, Callable[[float], None]]] = []
         self._number = count()
         self._version = 0
-        self._entered: dict[Rollout, int] = {}
+        self._entered: dict[Rollout, tuple[int, bool]] = {}
+        """Of each waiting rollout, the number of its arrival, and whether it lost its engine."""
         self._arrivals = 0
-        self._passed: dict[Rollout, float] = {}
-        """When a later rollout first started before a waiting one."""
-        self._longest_passed = 0.0
+        self._passed: dict[Rollout, tuple[float, float]] = {}
+        """When a rollout of a later group first started before a waiting one, and when that happened last."""
+        self._passed_by_group: dict[Rollout, tuple[float, float]] = {}
+        """The same, of later rollouts of groups that came earlier."""
+        self._came: dict[int, int] = {}
+        """When each group came, as a number of an arrival."""
+        self._longest_passed = self._longest_by_group = 0.0
         self._starved = 0
         self._groups: dict[int, float] = {}
         self._left: dict[int, int] = defaultdict(lambda: GROUP)
@@ -163,8 +172,9 @@ class Simulation:
         self._advance(self._seconds)
         last, duration = self._counts(), self._counted_at - began
         groups = [end - start for start, end in self._group_s if end >= began]
-        for since in self._passed.values():
-            self._note_passed(self._counted_at - since)
+        for passed in (self._passed, self._passed_by_group):
+            for rollout in tuple(passed):
+                self._note_passed(passed, rollout)
         return Outcome(
             tokens_per_s=(last.generated - first.generated) / duration,
             live=(self._live_s - live_s) / duration,
@@ -175,6 +185,7 @@ class Simulation:
             ended=self._ended,
             starved=self._starved,
             longest_passed_s=self._longest_passed,
+            longest_by_group_s=self._longest_by_group,
             longest_turn_s=self._longest_turn,
         )
 
@@ -260,7 +271,8 @@ class Simulation:
 
     def _enter(self, rollout: Rollout, now: float, *, has_left: bool = False) -> None:
         self._arrivals += 1
-        self._entered[rollout] = self._arrivals
+        self._entered[rollout] = (self._arrivals, has_left)
+        self._came.setdefault(rollout.group, self._arrivals)
         self._queue.enter(f"job-{rollout.number}", f"group-{rollout.group}", rollout, now, has_left=has_left)
 
     def _admit(self, now: float) -> None:
@@ -281,17 +293,25 @@ class Simulation:
             host.engine.arrive(rollout, now)
 
     def _note_order(self, rollout: Rollout, now: float) -> None:
-        entered = self._entered.pop(rollout)
-        self._note_passed(now - self._passed.pop(rollout, now))
-        if not rollout.turn:  # a start, no rollout that lost its engine
-            for other, before in self._entered.items():
-                if before > entered:
-                    break
-                self._passed.setdefault(other, now)
+        arrival, has_left = self._entered.pop(rollout)
+        for passed in (self._passed, self._passed_by_group):
+            if rollout in passed:
+                self._note_passed(passed, rollout)
+        if has_left:
+            return
+        came = self._came[rollout.group]
+        for other, (earlier, _) in self._entered.items():
+            if earlier < arrival:
+                passed = self._passed if self._came[other.group] < came else self._passed_by_group
+                passed[other] = (passed.get(other, (now, now))[0], now)
 
-    def _note_passed(self, seconds: float) -> None:
-        self._longest_passed = max(self._longest_passed, seconds)
-        self._starved += seconds > STARVED_S
+    def _note_passed(self, passed: dict[Rollout, tuple[float, float]], rollout: Rollout) -> None:
+        first, last = passed.pop(rollout)
+        if passed is self._passed_by_group:
+            self._longest_by_group = max(self._longest_by_group, last - first)
+        else:
+            self._longest_passed = max(self._longest_passed, last - first)
+            self._starved += last - first > STARVED_S
 
     def _begin_turn(self, rollout: Rollout, now: float) -> None:
         host = self._on.get(rollout)
