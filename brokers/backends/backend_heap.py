@@ -438,13 +438,15 @@ class BackendHeap:
                     self._groups.forget(group_id, backend_id)
                 elif member.has_room:
                     return backend_id
-        model = request.model
+        node, model = request.node, request.model
         base = self.adapters.bases.get(model)
         ranking = self._rankings.get(base or model)
         if ranking is None:
             return None
         lacks = None if base is None else lambda one: model not in self._members[one].models
-        return ranking.first(request.node, lacks, begun=self._has_begun(request))
+        return ranking.first(node, lacks) or (
+            ranking.first(node, lacks, begun=True) if self._has_begun(request) else None
+        )
 
     def _has_begun(self, request: Assign) -> bool:
         return request.job_id in self._assignments or request.job_id in self._besides
