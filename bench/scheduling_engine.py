@@ -269,7 +269,7 @@ class KvEngine:
         return budget - chunk
 
     def _admit(self, rollout: Rollout, now: float) -> bool:
-        """Let a rollout run if its whole context fits beside those that run."""
+        """Let a rollout run if its whole context fits into what the running ones leave."""
         prompt = rollout.prompt
         own = rollout.context - prompt.tokens
         shared = 0 if prompt.users else prompt.tokens

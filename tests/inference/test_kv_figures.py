@@ -25,7 +25,7 @@ def test_an_engine_that_has_done_nothing_uses_nothing() -> None:
     assert meter.take(1.0) is None
     meter.add_cache(0, 0)
     meter.note_step(0, 0.5, 0, 0, 1.0)
-    assert meter.take(2.0) is None, "of an unknown capacity, no share can be told"
+    assert meter.take(2.0) is None, "a share of an unknown capacity says nothing"
     meter.add_cache(0, 64)
     assert meter.take(2.0) is not None
     meter = KvMeter()

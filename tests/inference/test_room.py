@@ -146,6 +146,23 @@ def test_slots_that_limit_let_no_budget_pile_up() -> None:
     assert host.beat(replace(CALM, preempted=1)) == 9, "a reduction begins with what is held"
 
 
+def test_what_happens_while_nothing_is_held_is_not_the_rollouts_doing(host: Host) -> None:
+    """A restarted broker knows of no rollouts until the stage processes have named theirs."""
+    for _ in range(10):
+        host.beat(replace(CALM, preempted=1, used=1.0, waiting=30), held=0)
+    assert host.beat(replace(CALM, preempted=1, used=0.0), held=1) == 8, "it is reduced to two fifths at most"
+
+
+def test_a_restarted_broker_counts_from_the_beginning(host: Host) -> None:
+    host.ended = 1_000
+    host.turn_over()
+    assert host.room.rollouts == 22
+    host.ended = 0
+    host.beat()
+    host.ended = 22
+    assert host.beat() == 23
+
+
 def test_a_preemption_reduces_the_number(host: Host) -> None:
     assert host.beat(replace(CALM, preempted=1)) == 16
 
@@ -279,7 +296,7 @@ def test_a_capacity_that_is_wrong_once_leaves_no_trace(host: Host) -> None:
 
 
 def test_a_queue_is_measured_by_what_is_held(host: Host) -> None:
-    """Rollouts that wait for tools are held: a queue of all running requests may be short beside them."""
+    """Rollouts that wait for a tool are held too, so a queue as long as the running requests may be short."""
     assert host.calm(300, replace(CALM, waiting=8), held=16) == 20
 
 

@@ -5,8 +5,8 @@ whose tokens are the beginning of its prompt. The engine has computed these befo
 that it did not find in its cache count as computed again. Caches keep whole blocks: up to `BLOCK_TOKENS` may lack
 though nothing was lost.
 
-A host is not told when a job ends, but the broker says how many jobs hold the engine. So those without a turn for
-longest are forgotten.
+No message says that a job has ended, but the broker reports how many jobs hold the engine. So the jobs whose last turn
+is longest ago are forgotten.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ computed again, both smoothed over `SMOOTH_S`, the first row that applies decide
 | no valid report yet | no b: only the slots limit, and `problem` says so | |
 | this report is missing or invalid, or weights changed less than `RESUMED_S` ago | b; the report does not count | |
 | the capacity changed by more than 1 % | b | yes |
+| nothing is held | b | |
 | b settles: the charge was above the budget until now, or until less than `SETTLED_S` ago | b | |
 | a preemption | 0.8 b' | yes |
 | for `PATIENCE_S`, more than half of the held rollouts wait in the engine, or a > 0.25 | 0.8 b' | yes |
@@ -23,8 +24,8 @@ computed again, both smoothed over `SMOOTH_S`, the first row that applies decide
 | it is used up, all held rollouts were replaced, none waits, u < 0.6, and a < 0.05 | b (1 + 0.25 (1 − u / 0.6)²) | |
 | else | b | |
 
-b' is b, or what is charged, if that is less. No reduction ends a rollout: the broker sends new ones once others end.
-The mean is half the longest context until rollouts have ended. `bench/scheduling.py` measures the law.
+b' is b, or what is charged if that is less, but at least b / 2. No reduction ends a rollout: the broker sends new ones
+once others end. The mean is half the longest context until rollouts have ended. `bench/scheduling.py` measures the law.
 """
 
 from __future__ import annotations
@@ -172,7 +173,8 @@ class Room:
         if self._settled == math.inf and self._charged <= self._budget * self._capacity:
             self._settled = now + SETTLED_S
             self._ended = held.ended
-        if now >= self._settled:
+        self._ended = min(self._ended, held.ended)  # a restarted broker counts from 0
+        if held.rollouts and now >= self._settled:
             self._decide(report, held)
 
     @property
@@ -212,8 +214,8 @@ class Room:
             self._ended = held.ended
 
     def _reduce(self, factor: float, held: Held) -> None:
-        budget = factor * min(self._budget, self._charged / self._capacity)
-        self._budget = max(budget, LEAST * self._mean / self._capacity)
+        taken = max(min(self._budget, self._charged / self._capacity), self._budget / 2)
+        self._budget = max(factor * taken, LEAST * self._mean / self._capacity)
         self._settle(held)
 
     def _settle(self, held: Held) -> None:

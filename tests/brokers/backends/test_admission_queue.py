@@ -27,7 +27,7 @@ def waiting(*jobs: str) -> AdmissionQueue[str]:
 def test_jobs_are_admitted_in_order_of_arrival() -> None:
     queue = waiting("c", "a", "b")
     assert order(queue) == ["c", "a", "b"]
-    assert order(queue) == ["c", "a", "b"], "to look admits nobody"
+    assert order(queue) == ["c", "a", "b"], "to look admits no job"
     assert len(queue) == 3
     queue.withdraw("a")
     queue.withdraw("unknown")
