@@ -170,16 +170,8 @@ class BackendHeap:
                 self._rank(member)
 
     def _weigh(self, member: Member) -> None:
-        if member.backend.frozen:
-            member.needed_version, member.awaited, member.catch_up, member.note = 0, None, "", ""
-            return
-        version, begun = member.backend.weight_version, self._begun.get(member.backend.name)
-        needed = max(member.needed_version, self.wanted_version(member.backend.name))
-        member.needed_version = 0 if version >= needed or version == begun else needed
-        member.awaited = None if version == begun else begun
-        member.note = ""
-        if not member.needed_version:
-            member.catch_up = ""
+        name = member.backend.name
+        member.weigh(self.wanted_version(name), self._begun.get(name))
 
     def wanted_version(self, model: str = POLICY) -> int:
         """Return the version that a model's backends must serve to accept jobs; 0: any."""

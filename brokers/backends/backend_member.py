@@ -67,6 +67,24 @@ class Member:
             return f"it serves weights {served} where {needed} are wanted: {remedy}"
         return self.problem or self.failure or self.note
 
+    def weigh(self, wanted: int, begun: int | None) -> None:
+        """Update which weights the backend lacks.
+
+        Args:
+            wanted: the wanted version of its model; 0: any.
+            begun: the version of the model's update in progress; None: there is none.
+        """
+        if self.backend.frozen:
+            self.needed_version, self.awaited, self.catch_up, self.note = 0, None, "", ""
+            return
+        version = self.backend.weight_version
+        needed = max(self.needed_version, wanted)
+        self.needed_version = 0 if version >= needed or version == begun else needed
+        self.awaited = None if version == begun else begun
+        self.note = ""
+        if not self.needed_version:
+            self.catch_up = ""
+
     def status(self, adapter_problems: dict[str, str]) -> BackendStatus:
         return BackendStatus(
             backend=self.backend,
