@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..wire.messages.backends import ChatSettings
     from ..wire.messages.engines import UpdateMode
     from ..wire.messages.jobs import LogprobsMode, Sampling
+    from .kv_figures import KvFigures
 
 
 PAUSES: Final[dict[UpdateMode, str]] = {"keep": "keep", "drain": "wait", "abort": "abort"}
@@ -97,6 +98,8 @@ class EngineDescription:
     """Adapters whose generations run at the same time; 0: it is no `AdapterEngine`."""
     reads_here: bool = True
     """Whether it reads new weights on its host's machine, so that its host can read them ahead."""
+    kv: bool = False
+    """Whether it is a `KvEngine`."""
     adapter_rest_s: float = 0.0
     """Seconds after `remove_adapter` for which it may still read the adapter's folder."""
 
@@ -183,6 +186,19 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Abort running generations and free the engine's resources. May be called again."""
+
+
+class KvEngine(Engine, Protocol):
+    """An engine whose description has `kv`."""
+
+    def kv_figures(self, now: float) -> KvFigures | None:
+        """Return the state of the KV cache since the last call; None: there are no figures of this time.
+
+        Called with every heartbeat, so it must be cheap.
+
+        Args:
+            now: the time in seconds, of `time.monotonic`.
+        """
 
 
 class ScoringEngine(Engine, Protocol):

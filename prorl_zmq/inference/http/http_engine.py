@@ -43,6 +43,7 @@ from ..records import asked_records, check_records, joined_records
 from .connections import CONNECTIONS, RETRY_S, Connections
 from .dialects import Text, Turn
 from .known_weights import KnownWeights
+from .kv_metrics import KvProbe
 from .pause import ServerPause
 from .probe import START_S, probe, vocabulary_of
 from .server_adapters import ServerAdapters
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from ...data.scores import Scores
     from ...wire.messages.engines import UpdateMode
     from ...wire.messages.jobs import Sampling
+    from ..kv_figures import KvFigures
     from .connections import Answer
     from .dialects import ScoringDialect
     from .probe import Found
@@ -77,13 +79,14 @@ UPDATES: Final[dict[str, type[WeightUpdates]]] = {
     "sglang": SglangUpdates,
 }
 """By dialect; only their trainer can update servers of other dialects."""
-ADAPTER_DIALECTS = ("vllm", "completions")
+VLLM_DIALECTS = ("vllm", "completions")
+"""Those of servers that take adapters, and that may report on their KV cache."""
 REQUEST_IS_WRONG = frozenset({400, 413, 422})
 """Statuses that blame the request; any other failure is the server's."""
 
 
 class HttpEngine:
-    """Implements `engine.AdapterEngine` with requests to one HTTP server. Made by `start`, on a running loop."""
+    """Implements `engine.AdapterEngine` and `KvEngine` with an HTTP server. Made by `start`, on a running loop."""
 
     def __init__(
         self, connections: Connections, found: Found, description: EngineDescription, lora: LoraSlots | None = None
@@ -99,6 +102,7 @@ class HttpEngine:
         self._pause = ServerPause(tells_spans=found.dialect.tells_spans)
         self._lora = lora
         self._adapters = ServerAdapters(connections)
+        self._kv = KvProbe(connections)
         self._updating = asyncio.Lock()
         self._updates_begun = 0
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -133,9 +137,9 @@ class HttpEngine:
             found = await probe(
                 pool, api, context_tokens=context_tokens, initial_version=weight_version, start_s=start_s
             )
-            if lora is not None and found.dialect.name not in ADAPTER_DIALECTS:
+            if lora is not None and found.dialect.name not in VLLM_DIALECTS:
                 raise ConfigError(
-                    f"{url} speaks {found.dialect.name}; adapters need {' or '.join(ADAPTER_DIALECTS)}", key="lora"
+                    f"{url} speaks {found.dialect.name}; adapters need {' or '.join(VLLM_DIALECTS)}", key="lora"
                 )
             chat = chat or ChatSettings("transformers")
             if chat.kind == "transformers" and not chat.tokenizer:
@@ -154,6 +158,7 @@ class HttpEngine:
                 adapter_slots=0 if lora is None else lora.slots,
                 adapter_rest_s=REST_S,
                 reads_here=is_loopback_host(urlsplit(url).hostname or ""),
+                kv=found.dialect.name in VLLM_DIALECTS,
                 top_limit=found.top_limit,
                 unrecorded={
                     name: f"the answers of its server (api {found.dialect.name}) have none"
@@ -216,6 +221,9 @@ class HttpEngine:
             scores = await self._pause.pass_one(partial(self._ask_scores, dialect, text, adapter))
             if scores is not None:
                 return scores
+
+    def kv_figures(self, now: float) -> KvFigures | None:  # noqa: ARG002 - they are of the time of their answer
+        return self._kv.take()
 
     async def load_adapter(self, model: str, version: int, path: Path) -> None:
         """Have the server load an adapter, whose folder it sees at the same path; see `AdapterEngine.load_adapter`."""
@@ -438,6 +446,8 @@ class HttpEngine:
             raise EngineFailed(f"{self._connections.url} is not well: {answer.excerpt()}", unreachable=True)
         self._weights.up()
         self._check_open()
+        if self._description.kv:
+            await self._kv.ask()
 
     async def _until(self, task: asyncio.Task[Any]) -> None:
         """Wait for a task that continues if the caller is cancelled."""

@@ -7,16 +7,19 @@ that fall belong to a restarted server.
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from ...errors import EngineFailed
 from ..kv_figures import KvMeter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ..kv_figures import KvFigures
+    from .connections import Connections
 
 USED, WAITING, PREEMPTED, CONFIG = (
     "vllm:kv_cache_usage_perc",
@@ -26,6 +29,9 @@ USED, WAITING, PREEMPTED, CONFIG = (
 )
 PREFIXES = (f"{USED}{{", f"{WAITING}{{", f"{PREEMPTED}{{", f"{CONFIG}{{")
 """What a line begins with that is read: of a server's thousands of lines, only a few."""
+READ_EVERY_S = 2.0
+TIMEOUT_S = 0.8
+"""Longest wait for an answer: it is a part of the engine's health check."""
 INFO_LIMIT = 10**12
 """Most tokens that a capacity is believed to have."""
 
@@ -59,6 +65,33 @@ class KvMetrics:
             preempted = total - last if total >= last else total
             self._meter.note_step(index, used, int(found[WAITING].get(index, 0)), preempted, now)
         return self._meter.take(now) if found[USED] else None
+
+
+class KvProbe:
+    """Asks a server for its figures, at most each `READ_EVERY_S`; a server that does not answer has none."""
+
+    def __init__(self, connections: Connections, clock: Callable[[], float] = time.monotonic) -> None:
+        self._connections = connections
+        self._clock = clock
+        self._metrics = KvMetrics()
+        self._next = -math.inf
+        self._figures: KvFigures | None = None
+
+    async def ask(self) -> None:
+        if self._clock() < self._next:
+            return
+        self._next = self._clock() + READ_EVERY_S
+        try:
+            answer = await self._connections.control("GET", "/metrics", timeout_s=TIMEOUT_S)
+        except EngineFailed:
+            return
+        if answer.status == 200:
+            self._figures = self._metrics.read(answer.body.decode(errors="replace"), self._clock())
+
+    def take(self) -> KvFigures | None:
+        """Return the figures of the last answer, once."""
+        taken, self._figures = self._figures, None
+        return taken
 
 
 def _samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:

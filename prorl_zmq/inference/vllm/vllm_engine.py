@@ -42,6 +42,7 @@ from ..engine import (
     check_scored,
     whole_span,
 )
+from ..kv_figures import KvMeter
 from ..prompt_logprobs import scores_by_rank
 from ..records import asked_records
 from .root_cause import root_cause
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from ...data.scores import Scores
     from ...wire.messages.engines import UpdateMode
     from ...wire.messages.jobs import Sampling
+    from ..kv_figures import KvFigures
     from ..records import Arrays
 
 CHECK_S = 60.0
@@ -76,7 +78,7 @@ BY_TEMPLATE = ChatSettings("transformers")
 
 
 class VllmEngine:
-    """Implements `engine.AdapterEngine` with vLLM; made by `start`, on the loop that uses it."""
+    """Implements `engine.AdapterEngine` and `engine.KvEngine` with vLLM; made by `start`, on the loop that uses it."""
 
     def __init__(
         self,
@@ -84,9 +86,11 @@ class VllmEngine:
         model: Path,
         description: EngineDescription,
         weight_version: int,
-        lora: LoraSlots | None = None,
+        lora: LoraSlots | None,
+        meter: KvMeter,
     ) -> None:
         self._llm = llm
+        self._meter = meter
         self._records = VllmRecords.of(llm.vllm_config)
         is_mixture = getattr(llm.vllm_config.model_config, "is_moe", False)
         self._no_updates = no_cpu_updates(description.model) if is_mixture and is_cpu_build() else ""
@@ -136,10 +140,11 @@ class VllmEngine:
         # A model that cannot hold a conversation should fail before it is loaded.
         if Path(described.tokenizer).is_dir():  # noqa: ASYNC240 - the loop is blocked for much longer below
             load_chat_format(described)
+        meter = KvMeter()
         with tailed_output() as tail:
             try:
                 with interruptible():
-                    llm = start_async_llm(name, [*lora_flags(lora, folder), *arguments])
+                    llm = start_async_llm(name, [*lora_flags(lora, folder), *arguments], meter)
                     kept = folder or downloaded_folder(llm)
             except ProrlError:
                 raise
@@ -151,7 +156,7 @@ class VllmEngine:
         description = _description(llm.vllm_config, name, chat, lora)
         if lora is not None and folder is None and is_cpu_build():  # see `lora_flags`
             description = replace(description, scores=False)
-        engine = cls(llm, kept, description, weight_version, lora)
+        engine = cls(llm, kept, description, weight_version, lora, meter)
         try:
             await llm.update_weight_version(str(weight_version))
             await engine._adapters.load_neutral()
@@ -219,6 +224,9 @@ class VllmEngine:
             self._running.discard(request_id)
         self._check_open()  # otherwise it was aborted because of that
         return final
+
+    def kv_figures(self, now: float) -> KvFigures | None:
+        return self._meter.take(now)
 
     async def load_adapter(self, model: str, version: int, path: Path) -> None:
         self._check_open()
@@ -399,6 +407,7 @@ def _description(config: Any, model: str, chat: ChatSettings, lora: LoraSlots | 
         top_limit=records.top_limit,
         unrecorded=records.unrecorded,
         adapter_slots=0 if lora is None else lora.slots,
+        kv=True,
     )
 
 

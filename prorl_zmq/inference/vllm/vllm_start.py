@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...data.scores import SCORES_TOP_LIMIT
 from ...errors import ConfigError
+from .vllm_kv_logger import kv_logger
 from .vllm_processes import bind_to_cores, is_cpu_build
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from ..kv_figures import KvMeter
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "tokenizer_config.json")
@@ -51,8 +54,13 @@ def downloaded_folder(llm: Any) -> Path:
     return Path(snapshot_download(config.model, revision=config.revision, local_files_only=True))
 
 
-def start_async_llm(model: str, arguments: Sequence[str]) -> Any:
+def start_async_llm(model: str, arguments: Sequence[str], meter: KvMeter | None = None) -> Any:
     """Start vLLM with a model and flags; return its `AsyncLLM`. vLLM's own exceptions pass through.
+
+    Args:
+        model: a folder or a name on a hub.
+        arguments: vLLM's own flags.
+        meter: gets the state of the KV cache after each step; None: it is not measured.
 
     Raises:
         ConfigError: vLLM is not installed or too old, or rejects the flags.
@@ -61,6 +69,7 @@ def start_async_llm(model: str, arguments: Sequence[str]) -> Any:
         from vllm import AsyncEngineArgs
         from vllm.utils.argparse_utils import FlexibleArgumentParser
         from vllm.v1.engine.async_llm import AsyncLLM
+        from vllm.v1.metrics.loggers import StatLoggerBase
     except ImportError as error:
         if error.name and error.name.partition(".")[0] == "vllm":
             raise ConfigError(
@@ -96,4 +105,5 @@ def start_async_llm(model: str, arguments: Sequence[str]) -> Any:
     cores = sorted(os.sched_getaffinity(0))
     if is_cpu_build() and len(cores) < (os.cpu_count() or 1):
         bind_to_cores(cores, asked.tensor_parallel_size * asked.pipeline_parallel_size * asked.data_parallel_size)
-    return AsyncLLM.from_engine_args(asked)
+    loggers = [kv_logger(meter, StatLoggerBase)] if meter is not None else None
+    return AsyncLLM.from_engine_args(asked, stat_loggers=loggers)

@@ -13,6 +13,7 @@ from prorl_zmq.errors import ConfigError, EngineFailed, InvalidWeights
 from prorl_zmq.inference.http import http_engine as module
 from prorl_zmq.inference.http import pause
 from prorl_zmq.inference.http.http_engine import HttpEngine
+from prorl_zmq.inference.kv_figures import KvFigures
 from prorl_zmq.wire.messages.backends import ChatSettings
 from prorl_zmq.wire.messages.engines import VersionSpan
 from prorl_zmq.wire.messages.jobs import Sampling
@@ -196,6 +197,22 @@ def test_the_tokenizer_is_the_servers_model(serving: Any, speeches: Any, weights
 
 
 # Health ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["vllm", "completions", "sglang", "prorl"])
+def test_a_server_of_vllm_is_asked_for_its_kv_cache_with_its_health(serving: Any, speeches: Any, name: str) -> None:
+    figures = 'vllm:kv_cache_usage_perc{engine="0"} 0.5\nvllm:cache_config_info{kv_cache_size_tokens="4096"} 1.0\n'
+
+    async def main() -> None:
+        async with serving(speeches[name]) as server, engine_of(server) as engine:
+            server.handlers["/metrics"] = lambda _: web.Response(text=figures)
+            await engine.check_health()
+            is_vllm = name in ("vllm", "completions")
+            assert engine.description.kv == is_vllm
+            assert len(server.asked("/metrics")) == is_vllm
+            assert engine.kv_figures(0.0) == (KvFigures(4096, 0.5, 0, 0) if is_vllm else None)
+
+    asyncio.run(main())
 
 
 def test_health_is_the_servers(serving: Any, speeches: Any) -> None:

@@ -1,9 +1,19 @@
 from __future__ import annotations
 
-import pytest
+import asyncio
+from typing import TYPE_CHECKING, Any
 
-from prorl_zmq.inference.http.kv_metrics import KvMetrics
+import pytest
+from aiohttp import web
+
+from prorl_zmq.inference.http.connections import Connections
+from prorl_zmq.inference.http.kv_metrics import READ_EVERY_S, KvMetrics, KvProbe
 from prorl_zmq.inference.kv_figures import KvFigures
+
+from .conftest import FakeServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 TEXT = """\
 # HELP vllm:num_requests_waiting Number of requests waiting to be processed.
@@ -60,3 +70,43 @@ def test_an_odd_capacity_is_not_believed(size: str) -> None:
     figures = KvMetrics().read(text(size=size), 0.0)
     assert figures is not None
     assert figures.capacity_tokens == 1_600
+
+
+@pytest.mark.parametrize(
+    ("answer", "read"),
+    [
+        (lambda: web.Response(text=text()), True),
+        (lambda: web.Response(status=404), False),
+        (lambda: web.Response(status=500, text=text()), False),
+        (lambda: web.Response(body=b"\xff\xfe vllm:kv"), False),
+    ],
+)
+def test_a_server_is_asked_now_and_then(answer: Callable[[], web.Response], read: bool) -> None:
+    def answered(_: Any) -> web.Response:
+        return answer()
+
+    async def main() -> None:
+        server, time = FakeServer(), 0.0
+        server.handlers["/metrics"] = answered
+        await server.start()
+        connections = Connections(server.url)
+        probe = KvProbe(connections, lambda: time)
+        try:
+            assert probe.take() is None
+            await probe.ask()
+            await probe.ask()
+            assert len(server.asked("/metrics")) == 1
+            assert (probe.take() is not None) == read
+            assert probe.take() is None, "these figures were taken"
+            time = READ_EVERY_S
+            await probe.ask()
+            assert (probe.take() is not None) == read
+            await server.stop()
+            time = 2 * READ_EVERY_S
+            await probe.ask()
+            assert probe.take() is None
+        finally:
+            await connections.close()
+            await server.stop()
+
+    asyncio.run(main())

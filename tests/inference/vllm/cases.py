@@ -8,9 +8,11 @@ Writes OUT, JSON: for each function of `CASES` what it gave, or the traceback th
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import shutil
 import sys
+import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
@@ -131,6 +133,27 @@ class Cases:
         ]
         wrong = [self.engine.score(*each, "job") for each in ((texts[1], 65), (prompt(2048), 1), (texts[0][:0], 1))]
         return {"errors": errors, "refused": [await refusal(each) for each in wrong]}
+
+    async def kv_figures(self) -> Plain:
+        """The figures before, while and after a generation runs; how a prompt is cached; the logger's base class."""
+        from vllm.v1.metrics.loggers import StatLoggerBase
+
+        asked = prompt(600, seed=7)
+        self.engine.kv_figures(time.monotonic())
+        task = await self.started(asked, 5, max_tokens=200)
+        running = self.engine.kv_figures(time.monotonic())
+        await task
+        again = await self.run(asked, max_tokens=1)
+        self.engine.kv_figures(time.monotonic())
+        idle = self.engine.kv_figures(time.monotonic())
+        assert running is not None
+        assert idle is not None
+        return {
+            "running": dataclasses.asdict(running),
+            "idle": dataclasses.asdict(idle),
+            "cached": again.cached_tokens,
+            "abstract": sorted(StatLoggerBase.__abstractmethods__),
+        }
 
     async def seeds(self) -> list[list[int]]:
         done = [await self.run(prompt(20), max_tokens=16, seed=seed) for seed in (2**63 - 1, 2**63 - 1, 5)]

@@ -50,6 +50,17 @@ def test_scores(case: Any) -> None:
     assert "0 to 64" in case["refused"][0]["message"]
 
 
+def test_kv_figures(case: Any) -> None:
+    running, idle = case["running"], case["idle"]
+    assert running["capacity_tokens"] > 2048
+    assert 0 < running["used"] < 1
+    assert idle["capacity_tokens"] == running["capacity_tokens"]
+    assert idle["used"] == 0, "a cached prompt that no request uses is not in use"
+    assert (idle["waiting"], idle["preempted"]) == (0, 0)
+    assert case["cached"] >= 512
+    assert case["abstract"] == ["__init__", "log_engine_initialized", "record"]
+
+
 def test_seeds(case: Any) -> None:
     first, same, other = case
     assert first == same
