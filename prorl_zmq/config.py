@@ -129,6 +129,10 @@ class BackendBrokerSettings(Section, frozen=True):
     """How long a silent stage process keeps its assignments, and a silent engine host its registration."""
     affinity: Literal["job", "group"] = "job"
     """What stays on one backend: each job by itself, or all jobs of a group, as long as the backend has room."""
+    schedule: Literal["kv", "slots"] = "kv"
+    """What limits the jobs of a backend. `kv`: what its KV cache can hold, as its host finds out; more jobs wait. An
+    engine that reports nothing of its cache is scheduled by its slots. `slots`: no limit; a backend that has as many
+    jobs as slots gets more only if the others have too."""
 
 
 class StageSettings(Section, frozen=True):

@@ -95,7 +95,10 @@ class BackendClient:
         leaving: str = "",
         model: str = POLICY,
     ) -> Backend:
-        """Return the job's backend of a model, waiting as long as the job allows, from when no backend is starting.
+        """Return the job's backend of a model, waiting as long as the job allows.
+
+        The wait counts from when no backend is starting, and ready ones have room; `on_starting` is called if that is
+        not the case yet.
 
         A job that is `leaving` its backend gets another one; the same, when it may be tried, if it is alone.
         """
@@ -181,11 +184,14 @@ class BackendClient:
         """Return the version of a model's adapter on which the attempt is to end; None: it goes by the current one."""
         return self._held.pinned(job_id if model == POLICY else holder(job_id, model), attempt)
 
-    def release(self, job_id: str, attempt: int, model: str = POLICY) -> None:
-        """Release the job's assignment of a model, or stop waiting for one. That of a newer attempt stays."""
+    def release(self, job_id: str, attempt: int, model: str = POLICY, context_tokens: int = 0) -> None:
+        """Release the job's assignment of a model, or stop waiting for one. That of a newer attempt stays.
+
+        `context_tokens` is the longest prompt of the attempt with its answer; 0: unknown.
+        """
         held = self._held.release(job_id if model == POLICY else holder(job_id, model), attempt)
         if held is not None:
-            self._send(Release(new_id(), job_id, attempt, held.served, model))
+            self._send(Release(new_id(), job_id, attempt, held.served, model, context_tokens))
 
     def backends(self) -> dict[str, str]:
         """Return the backends of the jobs' own turns, by job."""

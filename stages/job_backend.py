@@ -1,9 +1,10 @@
-"""The backend of one attempt of a job, and the time limit of its phase, which stops while a backend starts."""
+"""The backend of one attempt of a job, and the time limit of its phase, which some waits for a backend stop."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -44,7 +45,7 @@ log = logging.getLogger("prorl.stage")
 
 @dataclass(slots=True)
 class PhaseClock:
-    """The time limit of a phase; a pause of this process or the start of a backend does not count."""
+    """The time limit of a phase, without pauses of this process and waits for backends that start or are full."""
 
     limit_s: float
     began: float = field(default_factory=time.monotonic)
@@ -108,12 +109,14 @@ class JobBackend:
     record: tuple[str, ...] = ()
     """What each generation records (see `Job.record`)."""
     current: Backend | None = None
+    _context_tokens: int = 0
+    """The longest prompt so far, with its answer."""
     _reported: EngineFailed | None = None
     _moving: asyncio.Lock | None = None
     """Held by the conversation that moves the job to another backend."""
 
     async def assigned(self) -> Backend:
-        """Return the backend, waiting for one as long as the job allows; the start of a backend does not count."""
+        """Return the backend, waiting for one as long as the job allows; see `BackendClient.assign`."""
         if self.current is None:
             with self._clock.stopping() as stop, span("assign backend"):
                 self.current = await self._backends.assign(self._job, self._attempt, stop, model=self.model)
@@ -143,6 +146,7 @@ class JobBackend:
                 backend, job.job_id, token_ids, sampling, stop_token_ids, timeout_s=job.episode.generation_s, **named
             )
             GENERATE_SECONDS.observe(time.monotonic() - began, backend.backend_id)
+            self._context_tokens = max(self._context_tokens, len(token_ids) + len(done.token_ids))
             return done
 
         return await self._answered(generate)
@@ -249,8 +253,8 @@ class JobBackend:
                         last = self._moves_left < 0
                     if last:
                         raise
-                    leaving = backend.backend_id
-                    other = await self._backends.assign(job, self._attempt, leaving=leaving, model=self.model)
+                    other, stopped_s = await self._another(backend.backend_id)
+                    give_up += stopped_s
                     if not _interchangeable(backend, other):
                         raise
                     log.info("the job continues with backend %s: %s", other.backend_id, error.message)
@@ -260,6 +264,21 @@ class JobBackend:
                     self._backends.note_served(job.job_id, self._attempt, self.model)
                 return done
 
+    async def _another(self, leaving: str) -> tuple[Backend, float]:
+        """Return another backend, and the seconds of the wait that do not count."""
+        stopped = math.inf
+
+        def on_starting() -> None:
+            nonlocal stopped
+            stopped = min(stopped, time.monotonic())
+            stop()
+
+        with self._clock.stopping() as stop:
+            other = await self._backends.assign(
+                self._job, self._attempt, on_starting, leaving=leaving, model=self.model
+            )
+        return other, max(0.0, time.monotonic() - stopped)
+
     def report(self, error: EngineFailed) -> None:
         """Report a failed generation to the broker, once; an engine without the adapter has not failed."""
         if self.current is not None and error is not self._reported and not error.fields.get("not_loaded"):
@@ -268,7 +287,7 @@ class JobBackend:
 
     def release(self) -> None:
         """Release the assignment, or stop waiting for one."""
-        self._backends.release(self._job.job_id, self._attempt, self.model)
+        self._backends.release(self._job.job_id, self._attempt, self.model, self._context_tokens)
 
 
 def _pause_s(error: Busy) -> float:

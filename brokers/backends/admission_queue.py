@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 Item = TypeVar("Item")
 
@@ -66,6 +66,11 @@ class AdmissionQueue(Generic[Item]):
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether no job waits, and no group has begun."""
+        return not self._entries and not self._begun
 
     def items(self) -> Iterator[tuple[str, Item]]:
         """Yield jobs and items in no particular order."""
@@ -122,7 +127,7 @@ class AdmissionQueue(Generic[Item]):
             if entry.rank != self._rank(entry, now):
                 self._place(other, entry, now)
 
-    def in_order(self, now: float) -> Iterator[tuple[str, Item]]:
+    def in_order(self, now: float) -> Generator[tuple[str, Item]]:
         """Yield jobs and items, the first first. Meanwhile jobs may be admitted and withdrawn; O(log n) for each job.
 
         A job of a group that begins meanwhile comes next.

@@ -61,7 +61,8 @@ class BackendBroker:
         )
         self._router = open_socket(self._loop.context, zmq.ROUTER, CONTROL_FRAME_BYTES)
         self._lease_s = topology.backend_broker.lease_s
-        self._handler = BackendRequestHandler(self._lease_s, topology.backend_broker.affinity)
+        settings = topology.backend_broker
+        self._handler = BackendRequestHandler(self._lease_s, settings.affinity, heeds_room=settings.schedule == "kv")
         self._next_tick = self._loop.clock.now()
         self._journal = journal
         self._unwritten: dict[str, BackendRecord | None] = {}

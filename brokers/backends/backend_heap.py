@@ -37,7 +37,7 @@ from .backend_ranking import BackendRanking
 from .group_memory import GroupMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ...wire.messages.backends import Assign, Backend, BackendStatus, HeldAssignment
 
@@ -263,11 +263,6 @@ class BackendHeap:
         """Record how a backend that is behind gets the wanted weights, or why that failed."""
         self.member(backend_id).catch_up = note
 
-    def known_version(self, backend_id: str) -> int:
-        """Return the newest version that a backend has served or must catch up with."""
-        member = self.member(backend_id)
-        return max(member.backend.weight_version, member.needed_version)
-
     def assign(self, request: Assign, *, anyhow: bool = False) -> Backend | None:
         """Return the model's backend that the job holds, or choose one by the rules above; None: none accepts jobs.
 
@@ -304,9 +299,6 @@ class BackendHeap:
             self._groups.add(holder(request.group_id, request.model), backend_id)
         return member.backend
 
-    def is_on_probation(self, backend_id: str) -> bool:
-        return bool(self.member(backend_id).failure)
-
     def adopt(self, owner: str, holder_id: str, held: HeldAssignment) -> None:
         """Record an assignment made by an earlier broker process; a known holder is left unchanged."""
         backend_id, model = held.backend_id, holder_id.partition("/")[2] or POLICY
@@ -332,6 +324,7 @@ class BackendHeap:
         held = self._assignments.get(holder_id)
         if held is None or held.attempt > attempt:
             return False
+        self._members[held.backend_id].ended += held.served > 0
         self._release(holder_id)
         return True
 
@@ -430,15 +423,26 @@ class BackendHeap:
                     self._groups.forget(group_id, backend_id)
                 elif member.has_room:
                     return backend_id
-        node, model = request.node, request.model
-        base = self.adapters.bases.get(model)
-        ranking = self._rankings.get(base or model)
+        node, (ranking, lacks) = request.node, self._ranking(request.model)
         if ranking is None:
             return None
-        lacks = None if base is None else lambda one: model not in self._members[one].models
         return ranking.first(node, lacks) or (
             ranking.first(node, lacks, begun=True) if self._has_begun(request) else None
         )
+
+    def lacks_room(self, model: str, pinned: int | None) -> bool:
+        """Return whether jobs of a model, pinned to a version, wait for room alone: all ready backends are closed."""
+        if pinned is not None:
+            having = (one for one in self._members.values() if pinned in one.backend.adapters.get(model, ()))
+            return any(member.is_closed and member.state == "ready" for member in having)
+        ranking, lacks = self._ranking(model)
+        return ranking is not None and ranking.is_closed(lacks)
+
+    def _ranking(self, model: str) -> tuple[BackendRanking | None, Callable[[str], bool] | None]:
+        """Return the ranking for a model's jobs, and which of its backends cannot take them."""
+        base = self.adapters.bases.get(model)
+        ranking = self._rankings.get(base or model)
+        return ranking, None if base is None else lambda one: model not in self._members[one].models
 
     def _has_begun(self, request: Assign) -> bool:
         return request.job_id in self._assignments or request.job_id in self._besides

@@ -36,6 +36,8 @@ class Member:
     room: int | None = None
     """The most rollouts that its host takes; None: it states no number."""
     assigned: int = 0
+    ended: int = 0
+    """Assignments that were released after a generation."""
     jobs: set[str] = field(default_factory=set)
     """The holders of its assignments."""
 
@@ -66,6 +68,11 @@ class Member:
             )
             return f"it serves weights {served} where {needed} are wanted: {remedy}"
         return self.problem or self.failure or self.note
+
+    @property
+    def known_version(self) -> int:
+        """The newest version that the backend has served or must catch up with."""
+        return max(self.backend.weight_version, self.needed_version)
 
     def weigh(self, wanted: int, begun: int | None) -> None:
         """Update which weights the backend lacks.

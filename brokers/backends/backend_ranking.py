@@ -56,20 +56,26 @@ class BackendRanking:
         None also if all of them are closed and the job's rollout has not begun. Each backend that `lacks` excludes at
         the head costs a search of all.
         """
-        least = self._all.first()
+        least = self._least(lacks)
         near = self._on_node.get(node)
         nearest = near.first() if near is not None else None
-        if lacks is not None:
-            if least is not None and lacks(least):
-                least = self._all.first_but(lacks)
-            if near is not None and nearest is not None and lacks(nearest):
-                nearest = near.first_but(lacks)
+        if lacks is not None and near is not None and nearest is not None and lacks(nearest):
+            nearest = near.first_but(lacks)
         if least is not None and not begun and self._all.tier(least) == CLOSED:
             return None
         if least is None or nearest is None or nearest == least:
             return least
         backend, in_flight = self._with_room[nearest]
         return nearest if (in_flight - 1) / backend.weight <= self._all.load(least) else least
+
+    def is_closed(self, lacks: Callable[[str], bool] | None = None) -> bool:
+        """Return whether there are backends, and all are closed; `lacks` as in `first`."""
+        least = self._least(lacks)
+        return least is not None and self._all.tier(least) == CLOSED
+
+    def _least(self, lacks: Callable[[str], bool] | None) -> str | None:
+        least = self._all.first()
+        return self._all.first_but(lacks) if lacks is not None and least is not None and lacks(least) else least
 
     def _leave_node(self, backend_id: str) -> None:
         backend, _ = self._with_room.pop(backend_id)

@@ -23,6 +23,8 @@ class BackendRecord(Part, frozen=True, kw_only=True):
     """Whether its host promised heartbeats."""
     reported: WeightVersion | None = None
     """Weight version of the host's last message; None: the next message counts even if the version is the same."""
+    has_room: bool = False
+    """Whether its host states its room."""
     of_before: bool = False
     """Whether its host belonged to an earlier service and has not been heard since."""
 

@@ -11,6 +11,7 @@ their next heartbeat.
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 SILENT_SHARE = 0.3
 """Share of the lease after which a silent host is replaced by a new one of the same name."""
+ADOPTED_S = 3.0
+"""Seconds after a restart of the broker within which stage processes report their assignments."""
 LOST_LIMIT = 10_000
 """Most records of lost hosts, and of dismissed ones; the oldest is deleted first."""
 
@@ -47,13 +50,22 @@ class _Host:
     """The adapters of the last message."""
     of_before: bool = False
     """Whether the host belonged to an earlier service and has not been heard in this one."""
+    closed_until: float = -math.inf
+    """Until then it gets no new rollouts: the stage processes have not reported yet which ones it has."""
 
 
 class BackendRegistry:
-    """Adds backends to a heap and removes them; a silent engine host keeps its registration for one lease."""
+    """Adds backends to a heap and removes them; a silent engine host keeps its registration for one lease.
 
-    def __init__(self, heap: BackendHeap, lease_s: float) -> None:
+    Args:
+        heap: of the backends.
+        lease_s: the lease.
+        heeds_room: whether jobs wait for a backend that has no room.
+    """
+
+    def __init__(self, heap: BackendHeap, lease_s: float, *, heeds_room: bool = True) -> None:
         self._heap = heap
+        self._heeds_room = heeds_room
         self._lease_s = lease_s
         self._hosts: dict[str, _Host] = {}
         self._lost: dict[str, BackendRecord] = {}
@@ -77,7 +89,7 @@ class BackendRegistry:
         if backend_id in self._heap:
             of_before = backend_id in self._hosts and self._hosts[backend_id].of_before
             is_new = of_before or self._heap.member(backend_id).backend.name != backend.name
-            known = 0 if is_new else self._heap.known_version(backend_id)
+            known = 0 if is_new else self._heap.member(backend_id).known_version
         # A host reports what its process was started with; other clients state what is wanted.
         self._heap.add(backend, needed_version=known if request.heartbeats else 0)
         self._heap.adapters.registered(backend)
@@ -89,6 +101,7 @@ class BackendRegistry:
             if lost is not None and lost.draining:  # falling silent does not undo the drain request
                 self._heap.drain(backend_id)
             self._hosts[backend_id] = _Host(now, backend.weight_version, EngineLoad(), backend.adapters)
+            self._set_room(backend_id, request.room, now)
         elif backend_id in self._hosts:
             self._hosts[backend_id].reported = None
 
@@ -126,6 +139,7 @@ class BackendRegistry:
                 host.of_before = False
                 self._changed[backend_id] = None
             host.load = alive.load
+            self._set_room(backend_id, alive.room, now)
             self._heap.set_problem(backend_id, alive.problem)
             if host.reported != alive.weight_version:  # a repeated version must not undo a trainer's change
                 host.reported = alive.weight_version
@@ -137,6 +151,15 @@ class BackendRegistry:
                 self._changed[backend_id] = None
         elif backend_id not in self._dismissed:
             raise UnknownBackend(f"backend {backend_id} is not registered", backend=backend_id)
+
+    def _set_room(self, backend_id: str, room: int | None, now: float) -> None:
+        known = self._heap.member(backend_id).room
+        if room is not None and now < self._hosts[backend_id].closed_until:
+            room = 0
+        if room != known and self._heeds_room:
+            self._heap.set_room(backend_id, room)
+            if room is None or known is None:
+                self._changed[backend_id] = None
 
     def drain(self, backend_id: str) -> None:
         self._heap.drain(backend_id)
@@ -234,6 +257,9 @@ class BackendRegistry:
                     self._hosts[backend_id] = _Host(
                         now, record.reported, EngineLoad(), record.backend.adapters, of_before or record.of_before
                     )
+                    if record.has_room and not of_before:
+                        self._hosts[backend_id].closed_until = now + ADOPTED_S
+                        self._set_room(backend_id, 0, now)
                     self._changed[backend_id] = None
 
     def _known(self, backend_id: str) -> BackendRecord | None:
@@ -246,13 +272,14 @@ class BackendRegistry:
         host = self._hosts.get(backend_id)
         backend = member.backend
         if fate == "lost":
-            backend = msgspec.structs.replace(backend, weight_version=self._heap.known_version(backend_id))
+            backend = msgspec.structs.replace(backend, weight_version=self._heap.member(backend_id).known_version)
         return BackendRecord(
             fate=fate,
             backend=backend,
             draining=member.draining,
             needed_version=member.needed_version,
             heartbeats=host is not None,
+            has_room=member.room is not None,
             reported=host.reported if host is not None else None,
             of_before=host is not None and host.of_before,
         )

@@ -1,15 +1,17 @@
 """`BackendRequestHandler`: the backend broker's requests and replies, waiting jobs, owners' leases, probation. Pure.
 
 An owner (a stage process) that falls silent loses its assignments. During a weight update, jobs wait for backends with
-the new weights (`ModelUpdates`). While an engine is starting, no wait expires (`EngineStarts`). While all backends are
-on probation, jobs wait and serve as trials; a job whose wait expires gets such a backend rather than an error. Each
-model has a queue of its own.
+the new weights (`ModelUpdates`). No wait expires while an engine is starting (`EngineStarts`), or while ready backends
+have no room for more rollouts. While all backends are on probation, jobs wait and serve as trials; a job whose wait
+expires gets such a backend rather than an error. Each model has a queue of its own (`AdmissionQueue`).
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,6 +26,7 @@ from ...wire.messages.backends import (
     Assign,
     Assigned,
     BackendAlive,
+    BackendHeld,
     BackendList,
     ClearBackends,
     DrainBackend,
@@ -43,9 +46,11 @@ from ...wire.messages.backends import (
 from ...wire.messages.base import POLICY, Done, Refused, holder
 from ...wire.messages.engines import WeightUpdate
 from ...wire.records import RECORD_NAMES, RECORD_TOP_LIMIT, TEACHER, TOP_LOGPROBS
+from .admission_queue import AdmissionQueue
 from .backend_heap import BackendHeap
 from .backend_probation import Probation
 from .backend_registry import BackendRegistry
+from .context_means import ContextMeans
 from .engine_starts import EngineStarts
 from .wanted_weights import ModelUpdates
 from .weight_calls import Answer
@@ -83,16 +88,27 @@ class _Want(NamedTuple):
 
 
 class BackendRequestHandler:
-    def __init__(self, lease_s: float, affinity: Affinity = "job") -> None:
+    """The requests of one broker.
+
+    Args:
+        lease_s: of owners and hosts.
+        affinity: what stays on one backend.
+        heeds_room: whether jobs wait for backends whose hosts have no room for them.
+    """
+
+    def __init__(self, lease_s: float, affinity: Affinity = "job", *, heeds_room: bool = True) -> None:
         self.heap = BackendHeap(affinity)
-        self._registry = BackendRegistry(self.heap, lease_s)
+        self._registry = BackendRegistry(self.heap, lease_s, heeds_room=heeds_room)
         self._probation = Probation()
         self._updates = ModelUpdates(self.heap)
         self._starts = EngineStarts(self.heap, lease_s)
         self.weights = WeightRequests(self.heap, self._registry, self._updates, self._starts, lease_s)
         self._lease_s = lease_s
-        self._waiting: dict[_Want, dict[str, _Waiting]] = {}
-        """By job; a queue without jobs is removed."""
+        self._waiting: dict[_Want, AdmissionQueue[_Waiting]] = {}
+        """The queues; blank ones are removed."""
+        self._closed: dict[_Want, float] = {}
+        """When the jobs of a queue last waited for room, as of the last `_look`."""
+        self._contexts = ContextMeans()
         self._owners: dict[str, float] = {}
 
     @property
@@ -103,11 +119,12 @@ class BackendRequestHandler:
     def waiting_by_model(self) -> dict[str, int]:
         waiting = Counter[str]()
         for want, queue in self._waiting.items():
-            waiting[want.model] += len(queue)
+            if len(queue):
+                waiting[want.model] += len(queue)
         return waiting
 
     def handle(self, envelope: Sequence[Frame], request: AnyBackendRequest, now: float) -> list[Answer]:
-        self._starts.look(now)
+        self._look(now)
         self._offer(now)
         try:
             reply = self._reply(envelope, request, now)
@@ -128,7 +145,7 @@ class BackendRequestHandler:
 
     def tick(self, now: float) -> list[Answer]:
         """Drop silent owners and hosts, offer backends on probation, and answer waits that have expired."""
-        self._starts.look(now)
+        self._look(now)
         silent_since = now - self._lease_s
         for owner in [one for one in self.heap.owners() if self._owners.get(one, silent_since) <= silent_since]:
             self.heap.drop_owner(owner)
@@ -141,8 +158,8 @@ class BackendRequestHandler:
         self._offer(now)
         answers = self._ready_answers(now)
         for want, queue in tuple(self._waiting.items()):
-            if not self._is_starting(want.model):
-                for waiting in [waiting for waiting in queue.values() if self._until(waiting) <= now]:
+            if len(queue) and not self._is_coming(want):
+                for waiting in [waiting for _, waiting in queue.items() if self._until(want, waiting) <= now]:
                     self._forget_waiting(want, waiting.request.job_id)
                     answers.append(Answer(waiting.envelope, self._at_last(waiting, now)))
         return answers
@@ -152,12 +169,23 @@ class BackendRequestHandler:
         if self._waiting:
             dues += [self._probation.next_due(), self._updates.next_deadline()]
             for want, queue in self._waiting.items():
-                if not self._is_starting(want.model):
-                    dues.append(min(self._until(waiting) for waiting in queue.values()))
+                if len(queue) and not self._is_coming(want):
+                    dues.append(min(self._until(want, waiting) for _, waiting in queue.items()))
         return min((due for due in dues if due is not None), default=None)
 
-    def _until(self, waiting: _Waiting) -> float:
-        last = self._starts.last(self.heap.adapters.base(waiting.request.model))
+    def _look(self, now: float) -> None:
+        """Record for which queues a backend is coming; call this before any change."""
+        self._starts.look(now)
+        for want, queue in self._waiting.items():
+            if len(queue) and self.heap.lacks_room(*want):
+                self._closed[want] = now
+
+    def _is_coming(self, want: _Want) -> bool:
+        """Return whether no wait expires: a backend is starting, or ready ones have no room yet."""
+        return self._starts.is_starting(self.heap.adapters.base(want.model)) or self.heap.lacks_room(*want)
+
+    def _until(self, want: _Want, waiting: _Waiting) -> float:
+        last = max(self._starts.last(self.heap.adapters.base(want.model)), self._closed.get(want, -math.inf))
         return max(waiting.since, last) + waiting.request.wait_s
 
     def _ready_answers(self, now: float) -> list[Answer]:
@@ -197,7 +225,7 @@ class BackendRequestHandler:
             case OwnerAlive():
                 return self._owner_alive(request, now)
             case BackendAlive():
-                self._registry.host_alive(request, now)
+                return self._host_alive(request, now)
             case AddBackend():
                 self._registry.add(request, now)
                 self.weights.registered(request.backend, now)
@@ -307,30 +335,44 @@ class BackendRequestHandler:
             return NameAll(alive.request_id)
         return Done(alive.request_id)
 
+    def _host_alive(self, alive: BackendAlive, now: float) -> BackendHeld | Done:
+        self._registry.host_alive(alive, now)
+        if alive.room is None or alive.backend_id not in self.heap:
+            return Done(alive.request_id)
+        member = self.heap.member(alive.backend_id)
+        known, mean_tokens = self._contexts.mean(member.backend.name)
+        return BackendHeld(alive.request_id, len(member.jobs), member.ended, known, mean_tokens)
+
     def _assign(self, envelope: Sequence[Frame], request: Assign, now: float) -> Assigned | WaitLonger | Refused | None:
         self._owners[request.owner] = now
         want, job_id = _Want.of(request), request.job_id
         for before in self._wants_of(job_id, request.model) if self._waiting else ():
-            waiting = self._waiting[before][job_id]
+            waiting = self._waiting[before].find(job_id)
+            assert waiting is not None
             if waiting.request.attempt > request.attempt:
                 return None
             if waiting.request.attempt == request.attempt and before == want:  # the wait counts from the first request
-                self._waiting[want][job_id] = _Waiting(envelope, _settled(request), waiting.since)
-                return self._wait_longer(request)
+                again = _Waiting(envelope, _settled(request), waiting.since)
+                self._waiting[want].enter(job_id, request.group_id, again, now)
+                return self._wait_longer(request, want)
             self._forget_waiting(before, job_id)
         assigned = self._try(request, now)
         if assigned is None and not request.named and request.model not in self._models():
             return self._at_last(_Waiting(envelope, msgspec.structs.replace(request, wait_s=0.0), now), now)
         if assigned is None:
-            self._waiting.setdefault(want, {})[job_id] = _Waiting(envelope, _settled(request), now)
-            return self._wait_longer(request)
+            entered = _Waiting(envelope, _settled(request), now)
+            self._queue(want).enter(job_id, request.group_id, entered, now, has_left=bool(request.leaving))
+            return self._wait_longer(request, want)
         return assigned
 
-    def _wait_longer(self, request: Assign) -> WaitLonger | None:
-        return WaitLonger(request.request_id) if self._is_starting(request.model) else None
+    def _wait_longer(self, request: Assign, want: _Want) -> WaitLonger | None:
+        return WaitLonger(request.request_id) if self._is_coming(want) else None
 
-    def _is_starting(self, model: str) -> bool:
-        return self._starts.is_starting(self.heap.adapters.base(model))
+    def _queue(self, want: _Want) -> AdmissionQueue[_Waiting]:
+        queue = self._waiting.get(want)
+        if queue is None:
+            queue = self._waiting[want] = AdmissionQueue()
+        return queue
 
     def _try(self, request: Assign, now: float, *, anyhow: bool = False) -> Assigned | None:
         holder_id = request.holder
@@ -340,7 +382,11 @@ class BackendRequestHandler:
             return None
         if self.heap.holds(holder_id) is not known:
             BACKEND_ASSIGNED.add(backend.backend_id)
-            if self.heap.is_on_probation(backend.backend_id):
+            member = self.heap.member(backend.backend_id)
+            if request.group_id and member.room is not None and request.pinned is None:
+                queue = self._queue(_Want.of(request))
+                queue.note_admitted(request.job_id, request.group_id, backend.weight_version, now)
+            if member.failure:
                 self._probation.tried(backend.backend_id, now)
             if log.isEnabledFor(logging.DEBUG):
                 fields = of_job(request.job_id, request.attempt, backend=backend.backend_id)
@@ -352,38 +398,49 @@ class BackendRequestHandler:
         """End a job's waits and assignments of one model, or of all."""
         job_id, attempt, model = release.job_id, release.attempt, release.model
         for want in self._wants_of(job_id, model) if self._waiting else ():
-            if self._waiting[want][job_id].request.attempt <= attempt:
+            waiting = self._waiting[want].find(job_id)
+            if waiting is not None and waiting.request.attempt <= attempt:
                 self._forget_waiting(want, job_id)
         holders = (job_id,) if model == POLICY else (holder(job_id, model),) if model else self.heap.holders(job_id)
         for holder_id in holders:
             self._note_served(holder_id, attempt, release.served, now)
-            self.heap.release(holder_id, attempt)
+            if self.heap.release(holder_id, attempt) and release.context_tokens:
+                self._contexts.note(self.heap.adapters.base(model), release.context_tokens)
 
     def _wants_of(self, job_id: str, model: str) -> list[_Want]:
         """Return the queues in which a job waits for a backend of a model; empty: of any."""
-        return [want for want, queue in self._waiting.items() if job_id in queue and model in ("", want.model)]
+        return [
+            want
+            for want, queue in self._waiting.items()
+            if model in ("", want.model) and queue.find(job_id) is not None
+        ]
 
     def _forget_waiting(self, want: _Want, job_id: str) -> None:
-        queue = self._waiting[want]
-        del queue[job_id]
-        if not queue:
+        self._waiting[want].withdraw(job_id)
+        self._remove_blank(want)
+
+    def _remove_blank(self, want: _Want) -> None:
+        if self._waiting[want].is_blank:
             del self._waiting[want]
+            self._closed.pop(want, None)
 
     def _serve_waiting(self, now: float) -> list[Answer]:
         answers: list[Answer] = []
         if not self._waiting:
             return answers
         for want, queue in tuple(self._waiting.items()):
-            served: list[_Waiting] = []
-            for waiting in queue.values():
-                assigned = self._try(waiting.request, now)
-                if assigned is None:
-                    break
-                served.append(waiting)
-                answers.append(Answer(waiting.envelope, assigned))
-            for request in (waiting.request for waiting in served):
-                self._forget_waiting(want, request.job_id)
-                self._owners.setdefault(request.owner, now)  # the owner may have fallen silent meanwhile
+            served = len(answers)
+            with closing(queue.in_order(now)) as in_order:
+                for job_id, waiting in in_order:
+                    assigned = self._try(waiting.request, now)
+                    if assigned is None:
+                        break
+                    queue.withdraw(job_id)
+                    self._owners.setdefault(waiting.request.owner, now)  # the owner may have fallen silent meanwhile
+                    answers.append(Answer(waiting.envelope, assigned))
+            if len(answers) > served:
+                self._waiting[want] = self._waiting.pop(want)  # last, as others may wait for the same backends
+                self._remove_blank(want)
         return answers
 
     def _at_last(self, waiting: _Waiting, now: float) -> Assigned | Refused:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl_zmq.inference.hosting.room import LEAST, NO_KV, RESUMED_S, SETTLED_S, Held, KvReport, Room
+from prorl_zmq.inference.hosting.room import LEAST, RESUMED_S, SETTLED_S, Held, KvReport, Room
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -67,9 +67,7 @@ def test_an_engine_without_kv_figures_takes_as_many_as_its_slots() -> None:
     assert host.room.rollouts is None
     assert host.beat(None) is None
     assert host.beat(KvReport(0, 0.0)) is None
-    assert host.room.problem == NO_KV
     assert host.beat() == 20
-    assert host.room.problem == ""
 
 
 def test_the_first_number_is_the_capacity_over_the_mean_context() -> None:

@@ -1,12 +1,14 @@
 """An engine host whose engine does what a file says: `python moody_engine.py BACKEND_BROKER ENDPOINT NAME MOOD`.
 
 The file MOOD holds `well`, `raise`, `refuse`, `garbage`, `hang` or `stuck` (its check of its health hangs too), and is
-read whenever the engine is asked for something.
+read whenever the engine is asked for something. If there is a file MOOD.kv, the engine reports what it holds of its KV
+cache: JSON of `KvFigures`, or anything else.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,7 @@ import zmq
 from prorl_zmq.errors import EngineFailed
 from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine, load_embedded_engine
 from prorl_zmq.inference.hosting.host import EngineHost, HostOptions
+from prorl_zmq.inference.kv_figures import KvFigures
 from prorl_zmq.system.processes import stop_signals
 
 if TYPE_CHECKING:
@@ -29,13 +32,19 @@ if TYPE_CHECKING:
     from prorl_zmq.wire.messages.jobs import Sampling
 
 
+CONTEXT_TOKENS = 4096
+
+
 class MoodyEngine:
     """The embedded engine, when it is well."""
 
     def __init__(self, engine: EmbeddedEngine, mood: Path) -> None:
         self._engine = engine
         self._mood = mood
+        self._kv = mood.with_suffix(".kv")
         self.description = engine.description
+        if self._kv.exists():
+            self.description = replace(engine.description, kv=True, context_tokens=CONTEXT_TOKENS)
         self.weight_version = 0
         self.set_weight_version = engine.set_weight_version
         self.update_weights = engine.update_weights
@@ -55,6 +64,9 @@ class MoodyEngine:
                 await asyncio.Event().wait()
         done = await self._engine.generate(token_ids, sampling, stop_token_ids, job_id)
         return replace(done, logprobs=done.logprobs[1:]) if self._mood.read_text() == "garbage" else done
+
+    def kv_figures(self, _now: float) -> KvFigures | None:
+        return KvFigures(**json.loads(self._kv.read_text()))
 
     async def check_health(self) -> None:
         if self._mood.read_text() == "stuck":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ import pytest
 from support.waiting import until
 
 from prorl_zmq.brokers.backends.backend_journal import BackendJournal
-from prorl_zmq.wire.messages.backends import Backend, EngineStart, ReportStarts
+from prorl_zmq.wire.messages.backends import Backend, EngineStart, ListBackends, ReportStarts
 from prorl_zmq.wire.messages.engines import WeightUpdate
 from prorl_zmq.wire.messages.jobs import EpisodeLimits, PhaseLimits
 
@@ -148,6 +149,46 @@ def test_a_backend_broker_that_is_started_anew_knows_what_is_in_flight(
             done = list(client.stream(timeout_s=60))
             assert [(one.outcome, one.result.attempt) for one in done] == [("completed", 1)] * 4
             until(lambda: status_of(client, "slow").in_flight == 0, "the releases")
+        service.brokers.stop("backend")
+
+
+@pytest.mark.proof
+def test_rollouts_beyond_what_an_engine_holds_wait_for_it_through_nonsense_and_a_restart(
+    service: TestService, moods: Moods, tmp_path: Path
+) -> None:
+    """Their waits do not expire, their phases' limits stand still, and a restarted broker lets none slip in."""
+    holds_two = json.dumps({"capacity_tokens": 4096, "used": 0.0, "preempted": 0, "waiting": 0})
+    (tmp_path / "small.kv").write_text(holds_two)
+    service.brokers.stop("backend")
+    with BackendJournal(tmp_path / "journal") as journal:
+        service.brokers.start_backend_broker(journal)
+        moods.start("small", "well")
+        with service.client() as client:
+            until(lambda: states(client) == {"small": "ready"}, "the engine", START_S)
+            job = scripted(run="two turns", mark=str(tmp_path / "turn"))
+            client.submit([msgspec.structs.replace(job, job_id=f"first-{number}") for number in range(2)])
+
+            def counts() -> tuple[int, int]:
+                listed = client.backends.ask(ListBackends("list"))
+                in_flight = sum(status.in_flight for status in listed.backends)
+                assert in_flight <= 2
+                return in_flight, listed.waiting
+
+            until(lambda: counts() == (2, 0), "two rollouts")
+            job = msgspec.structs.replace(job, limits=PhaseLimits(run_s=2.0), backend_wait_s=0.3)
+            client.submit([msgspec.structs.replace(job, job_id=f"late-{number}") for number in range(3)])
+            until(lambda: counts() == (2, 3), "three that wait")
+            (tmp_path / "small.kv").write_text(holds_two.replace("0.0", "NaN"))
+            service.brokers.stop("backend")
+            service.brokers.start_backend_broker(journal)
+            until(lambda: counts() == (2, 3), "the same in the next broker")
+            (tmp_path / "small.kv").write_text("{}")
+            (tmp_path / "turn.go").touch()
+            done = list(client.stream(timeout_s=60))
+            assert [(one.outcome, one.result.attempt) for one in done] == [("completed", 1)] * 5
+            load = status_of(client, "small").load
+            assert load is not None
+            assert load.kv_tokens == 4096
         service.brokers.stop("backend")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,6 +15,7 @@ from prorl_zmq.data.scores import Scores
 from prorl_zmq.data.trajectory import Role, TrajectoryBuilder
 from prorl_zmq.errors import Busy, EngineFailed, ErrorInfo, GraderFailed, HandlerFailed, SandboxLimitExceeded
 from prorl_zmq.inference.chat import ChatMessage
+from prorl_zmq.inference.engine import Generation
 from prorl_zmq.stages import job_backend
 from prorl_zmq.stages.episode import ConversationRecord, Episode
 from prorl_zmq.stages.grading.grader_pool import GraderPool
@@ -25,6 +27,7 @@ from prorl_zmq.stages.stage_services import StageServices
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.backends import Backend
 from prorl_zmq.wire.messages.base import METRICS_LIMIT, SEGMENTS_LIMIT
+from prorl_zmq.wire.messages.engines import VersionSpan
 from prorl_zmq.wire.messages.jobs import ArrayForm, Job, Outcome, Phase, PhaseLimits, RecordForm
 from prorl_zmq.wire.messages.stages import PhaseDone, PhaseFailed, StartPhase
 
@@ -215,7 +218,7 @@ class Reports:
     def report_failure(self, _job_id: str, backend: Backend, _message: str) -> None:
         self.failed.append(backend.backend_id)
 
-    def release(self, _job_id: str, _attempt: int, _model: str) -> None:
+    def release(self, _job_id: str, _attempt: int, _model: str, _context_tokens: int) -> None:
         pass
 
 
@@ -328,7 +331,7 @@ def test_conversations_that_fail_at_once_move_the_job_once() -> None:
     moves: list[str] = []
 
     class Backends(Reports):
-        async def assign(self, _job: Job, _attempt: int, leaving: str = "", model: str = "") -> Backend:
+        async def assign(self, _job: Job, _attempt: int, *_: Any, leaving: str = "", model: str = "") -> Backend:
             del model
             moves.append(leaving)
             await asyncio.sleep(0)
@@ -338,23 +341,67 @@ def test_conversations_that_fail_at_once_move_the_job_once() -> None:
             pass
 
     class Engines:
-        async def generate(self, backend: Backend, *_: Any, **__: Any) -> str:
+        async def generate(self, backend: Backend, *_: Any, **__: Any) -> Generation:
             await asyncio.sleep(0)
             if backend.backend_id == "bad":
                 raise EngineFailed("broken")
-            return backend.backend_id
+            return Generation(np.zeros(2, np.int32), np.zeros(2, np.float32), (VersionSpan(0, 0, 2),), "stop")
 
     async def main() -> tuple[list[Any], list[str]]:
         backends: Any = Backends()
         engines: Any = Engines()
-        job = Job(task="scripted", instance={}, job_id="j")
-        held = JobBackend(job, 1, backends, engines, PhaseClock(60.0))
+        job, clock = Job(task="scripted", instance={}, job_id="j"), PhaseClock(60.0)
+        held = JobBackend(job, 1, backends, engines, clock)
         held.current = Backend(backend_id="bad", endpoint="ipc://bad")
-        prompt: Any = None
-        return await asyncio.gather(*(held.generate(prompt, job.sampling, ()) for _ in range(8))), backends.failed
+        prompt = np.zeros(3, np.int32)
+        async with clock.limit():
+            done = await asyncio.gather(*(held.generate(prompt, job.sampling, ()) for _ in range(8)))
+        held.release()
+        return done, backends.failed
 
-    assert asyncio.run(main()) == (["good"] * 8, ["bad"])
-    assert moves == ["bad"]
+    done, failed = asyncio.run(main())
+    assert len(done) == 8
+    assert (failed, moves) == (["bad"], ["bad"])
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_moved_rollout_gives_up_later_by_its_wait_for_room(full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting for an engine without room is no failure: neither the phase's limit nor `backend_wait_s` counts it."""
+    now = 0.0
+    monkeypatch.setattr(job_backend, "time", SimpleNamespace(monotonic=lambda: now))
+    tried: list[str] = []
+    left: list[float] = []
+
+    class Backends(Reports):
+        async def assign(self, _job: Job, _attempt: int, waits: Any, *, leaving: str = "", model: str = "") -> Backend:
+            nonlocal now
+            del leaving, model
+            if full:
+                waits()
+                left.append(clock.limit_s if clock._timer is None or clock._timer.when() is not None else 0.0)
+            now += 50.0
+            return Backend(backend_id=f"b{len(tried)}", endpoint="ipc://x")
+
+    class Engines:
+        async def generate(self, backend: Backend, *_: Any, **__: Any) -> Generation:
+            tried.append(backend.backend_id)
+            raise EngineFailed("gone", unreachable=len(tried) < 6)
+
+    clock = PhaseClock(60.0)
+
+    async def main() -> None:
+        backends: Any = Backends()
+        engines: Any = Engines()
+        job = Job(task="scripted", instance={}, job_id="j", backend_wait_s=60.0)
+        held = JobBackend(job, 1, backends, engines, clock, _moves_left=0)
+        held.current = Backend(backend_id="bad", endpoint="ipc://bad")
+        async with clock.limit():
+            with pytest.raises(EngineFailed):
+                await held.generate(np.zeros(3, np.int32), job.sampling, ())
+
+    asyncio.run(main())
+    assert len(tried) == (6 if full else 3), "it moves on as long as it waits for room alone"
+    assert left == [0.0] * 5 * full, "the clock stands still"
 
 
 def test_segments_that_were_scored_before_new_weights_are_scored_again() -> None:

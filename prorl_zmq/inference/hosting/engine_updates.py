@@ -64,9 +64,14 @@ class EngineUpdates:
         self._one_change = asyncio.Lock()
         self._giving_up: set[asyncio.Task[None]] = set()
 
+    @property
+    def under_way(self) -> bool:
+        """Whether an update is begun, or a call changes the weights."""
+        return self._begun is not None or self._one_change.locked()
+
     def check_none(self) -> None:
         """Raise `EngineFailed` while an update is begun, or a call changes the weights."""
-        if self._begun is not None or self._one_change.locked():
+        if self.under_way:
             raise EngineFailed("the engine gets new weights now: load adapters afterwards", refused=True)
 
     async def update(self, request: WeightUpdate) -> UpdateTimes | None:

@@ -37,10 +37,9 @@ from ...system.logs import about_job
 from ...system.memory import give_memory_back
 from ...system.processes import stop_signals
 from ...system.traces import span, tracing
-from ...system.used_memory import used_memory
 from ...wire import codec
 from ...wire.async_socket import AsyncSocket
-from ...wire.messages.backends import Backend, EngineLoad
+from ...wire.messages.backends import Backend
 from ...wire.messages.base import POLICY, Refused, WeightVersion, new_id
 from ...wire.messages.engines import (
     Abort,
@@ -57,6 +56,7 @@ from ...wire.sockets import PROMPT_FRAME_BYTES, open_socket, split_envelope
 from ..chat.loading import chat_warning
 from ..engine import Wanted, as_plain
 from ..records import asked_records
+from .engine_figures import EngineFigures
 from .engine_updates import EngineUpdates
 from .hosted_adapters import HostedAdapters
 from .registration import Registration
@@ -142,13 +142,16 @@ class EngineHost:
         try:
             self.endpoint = self._authenticator.bind(router, options.endpoint, Listener.ENGINE)
             self._authenticator.attend()
+            backend = self._backend()
+            self._figures = EngineFigures(engine, backend, time.monotonic())
             self._registration = Registration(
                 context,
                 options.backend_broker,
-                self._backend(),
+                backend,
                 keyring,
                 self._authenticator.allow_list,
                 options.find_backend_broker,
+                self._figures.note_held,
             )
         except BaseException:
             self._authenticator.close()
@@ -162,9 +165,6 @@ class EngineHost:
         self._updates = EngineUpdates(engine, options.weights, copies_all=options.copies_all)
         self._adapters = HostedAdapters(engine, options.adapters)
         self._updating: set[asyncio.Task[None]] = set()
-        self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
-        self._reported = (time.monotonic(), 0)
-        """The time of the last heartbeat, and the tokens generated until then."""
         self._problem = ""
         self._closing = False
         self._reporter: MetricsReporter | None = None
@@ -183,7 +183,12 @@ class EngineHost:
             await self._adapters.restore()
             while not stop.is_set():
                 problem = await self._ask_health()
-                self._registration.announce(self._weight_version(), self._load(), problem, self._adapters.loaded)
+                now = time.monotonic()
+                self._figures.measure(now, updating=self._updates.under_way)
+                load = self._figures.load(len(self._generations), now)
+                self._registration.announce(
+                    self._weight_version(), load, problem, self._adapters.loaded, self._figures.room
+                )
                 with suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), self._options.heartbeat_s)
                 if self._registration.refusal is not None:
@@ -284,18 +289,6 @@ class EngineHost:
         self._problem = problem
         return problem
 
-    def _load(self) -> EngineLoad:
-        now, (then, generated) = time.monotonic(), self._reported
-        self._reported = (now, self._generated_tokens)
-        return EngineLoad(
-            running=len(self._generations),
-            tokens_per_s=(self._generated_tokens - generated) / max(now - then, 1e-3),
-            prompt_tokens=self._prompt_tokens,
-            cached_tokens=self._cached_tokens,
-            generated_tokens=self._generated_tokens,
-            memory_bytes=used_memory(),
-        )
-
     # Requests ---------------------------------------------------------------------------------------------------------
 
     def _receive(self, frames: list[bytes | zmq.Frame]) -> None:
@@ -358,7 +351,7 @@ class EngineHost:
                     traced.set_attributes(attributes | {"prorl.engine.running": len(self._generations)})
                 done = await self._answer(request, token_ids)
             done = as_plain(done, len(token_ids))
-            self._count(token_ids, done)
+            self._figures.note_turn(request.job_id, token_ids, done, time.monotonic())
             result = done.finish_reason
             header = Generated(
                 request_id,
@@ -397,14 +390,6 @@ class EngineHost:
         if not self._generations:
             self._scores.generations_ended()
 
-    def _count(self, prompt: NDArray[np.int32], done: Generation) -> None:
-        self._prompt_tokens += len(prompt)
-        self._cached_tokens += done.cached_tokens
-        self._generated_tokens += len(done.token_ids)
-        counts = {"prompt": len(prompt), "cached": done.cached_tokens, "generated": len(done.token_ids)}
-        for kind, tokens in counts.items():
-            catalog.ENGINE_TOKENS.add(self._options.backend_id, kind, amount=tokens)
-
     async def _update(self, envelope: Sequence[Frame], request: WeightUpdate) -> None:
         began, digest, times = time.monotonic(), "", None
         try:
@@ -427,6 +412,8 @@ class EngineHost:
         else:
             if request.step != "fetch":
                 catalog.ENGINE_UPDATE_SECONDS.observe(time.monotonic() - began, self._options.backend_id)
+            if request.step in ("load", "end", "set"):
+                self._figures.note_weights(time.monotonic())
             self._registration.announce(self._weight_version(), adapters=self._adapters.loaded)
             self._send(envelope, self._ready(request.request_id, request.model, digest, times))
 

@@ -1,7 +1,8 @@
 """`Registration`: keeps an engine host on the backend broker's list.
 
     DEALER ⇄ backend broker's ROUTER      `AddBackend`, then `BackendAlive` with every heartbeat;
-                                          with keys over TCP, `ListKeys` before each
+                                          with keys over TCP, `ListKeys` before each;
+                                          replies `BackendHeld` say how many rollouts the host has
 
 A restarted broker answers `unknown_backend`, and the host registers again at once. After `UNANSWERED_LIMIT` heartbeats
 without an answer the host reconnects, to the broker's current address. While another backend has the same name, the
@@ -26,6 +27,7 @@ from ...wire.messages.backends import (
     AddBackend,
     AnyBackendReply,
     BackendAlive,
+    BackendHeld,
     DrainBackend,
     EngineLoad,
     KeyList,
@@ -69,6 +71,7 @@ class Registration:
         keyring: Keyring | None = None,
         allow_list: AllowList | None = None,
         find: Callable[[], str] | None = None,
+        on_held: Callable[[BackendHeld], None] = lambda _: None,
     ) -> None:
         self._allow_list = allow_list if allow_list is not None and backend.curve_key else None
         self._backend = backend
@@ -76,6 +79,8 @@ class Registration:
         self._load = EngineLoad()
         self._problem = ""
         self._adapters: dict[str, tuple[int, ...]] = {}
+        self._room: int | None = None
+        self._on_held = on_held
         self._weight_version = backend.weight_version
         self._registered = False
         self.refusal: ProrlError | None = None
@@ -98,12 +103,14 @@ class Registration:
         load: EngineLoad | None = None,
         problem: str = "",
         adapters: dict[str, tuple[int, ...]] | None = None,
+        room: int | None = None,
     ) -> None:
-        """Send one heartbeat now, or request registration; None: as in the last call."""
+        """Send one heartbeat now, or request registration; without a load, it and its room are as in the last call."""
         if adapters is not None:
             self._adapters = adapters
         if load is not None:
             self._heartbeat(load, problem)
+            self._room = room
         self._weight_version = weight_version
         backend = self._backend
         if self._allow_list is not None and self._allow_list.is_told:
@@ -111,13 +118,12 @@ class Registration:
             if not self._allow_list.list_state:
                 return
         if self._registered:
-            self._send(
-                BackendAlive(new_id(), backend.backend_id, weight_version, self._load, self._problem, self._adapters)
-            )
+            about = self._load, self._problem, self._adapters, self._room
+            self._send(BackendAlive(new_id(), backend.backend_id, weight_version, *about))
         else:
             current = msgspec.structs.replace(backend, weight_version=weight_version, adapters=self._adapters)
             self._adding = new_id()
-            self._send(AddBackend(self._adding, current, heartbeats=True))
+            self._send(AddBackend(self._adding, current, heartbeats=True, room=self._room))
 
     def _heartbeat(self, load: EngineLoad, problem: str) -> None:
         self._load, self._problem = load, problem[:PROBLEM_LIMIT]
@@ -151,6 +157,8 @@ class Registration:
         self._unanswered = 0
         if isinstance(reply, KeyList):
             self._learn(reply)
+        elif isinstance(reply, BackendHeld):
+            self._on_held(reply)
         elif isinstance(reply, Refused):
             if reply.error.code == UnknownBackend.code:
                 if self._registered:

@@ -13,7 +13,7 @@ computed again, both smoothed over `SMOOTH_S`, the first row that applies decide
 
 | condition | new b | settle |
 |---|---|---|
-| no valid report yet | no b: only the slots limit, and `problem` says so | |
+| no valid report yet | no b: there is no limit | |
 | this report is missing or invalid, or weights changed less than `RESUMED_S` ago | b; the report does not count | |
 | the capacity changed by more than 1 % | b | yes |
 | nothing is held | b | |
@@ -51,8 +51,6 @@ UNKNOWN_CONTEXTS = 8
 SAME_CAPACITY = 0.01
 LONGEST_BEAT_S = 15.0
 """A report stands for at most this time."""
-
-NO_KV = "the engine reports no valid KV cache figures, so only its slots limit its jobs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +124,8 @@ class Room:
 
     @property
     def rollouts(self) -> int | None:
-        """The most rollouts that the engine takes; None: it reports no KV figures, so only the slots limit."""
+        """The most rollouts that the engine takes; None: it has reported no valid KV figures yet."""
         return min(max(self._held + self._free, LEAST), self._slots) if self._capacity else None
-
-    @property
-    def problem(self) -> str:
-        """Why the number does not depend on the KV cache; empty: it does."""
-        return "" if self._capacity else NO_KV
 
     @property
     def used(self) -> float:

@@ -126,6 +126,9 @@ Adapters = Annotated[dict[ModelName, LoadedVersions], Meta(max_length=4096)]
 """The adapters that an engine host has loaded: the versions of each model. Requests without a version get the last."""
 
 
+Rollouts = Annotated[int, Meta(ge=0, le=1_000_000)]
+
+
 class Backend(Part, frozen=True, kw_only=True):
     """An inference engine that answers token ids with token ids."""
 
@@ -183,6 +186,16 @@ class EngineLoad(Part, frozen=True):
     generated_tokens: Annotated[int, Meta(ge=0)] = 0
     memory_bytes: Annotated[int, Meta(ge=0)] = 0
     """Resident memory of the host's process and its children; 0: not known."""
+    kv_tokens: Annotated[int, Meta(ge=0)] = 0
+    """Tokens that the engine's KV cache holds; 0: it reports nothing of it."""
+    kv_used: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """Share of it that running requests use, smoothed over a minute. Cached prefixes of others do not count."""
+    queued: Annotated[int, Meta(ge=0)] = 0
+    """Requests that wait in the engine."""
+    preempted: Annotated[int, Meta(ge=0)] = 0
+    """Preemptions since the host started."""
+    again_tokens: Annotated[int, Meta(ge=0)] = 0
+    """Prompt tokens that had been cached and were computed again."""
 
 
 class BackendStatus(Part, frozen=True, kw_only=True):
@@ -289,6 +302,8 @@ class Release(Request, frozen=True):
     """As in `HeldAssignment`."""
     model: Annotated[str, Meta(pattern=r"^(?:[A-Za-z0-9_][A-Za-z0-9._-]{0,63})?\Z")] = POLICY
     """Empty: the assignments of all models."""
+    context_tokens: Annotated[int, Meta(ge=0)] = 0
+    """The longest prompt of the attempt with its answer; 0: not known."""
 
 
 class HeldAssignment(Part, frozen=True, array_like=True):
@@ -328,6 +343,8 @@ class AddBackend(Request, frozen=True):
     backend: Backend
     heartbeats: bool = False
     """The backend sends `BackendAlive`, and is removed when it falls silent."""
+    room: Rollouts | None = None
+    """As in `BackendAlive`."""
 
 
 class BackendAlive(Request, frozen=True):
@@ -340,6 +357,22 @@ class BackendAlive(Request, frozen=True):
     problem: Annotated[str, Meta(max_length=1000)] = ""
     """Why the engine cannot serve now; empty: it can."""
     adapters: Adapters = {}
+    room: Rollouts | None = None
+    """The most rollouts that the engine takes, by its KV cache: beyond it, jobs without a backend wait. None: it
+    reports nothing of its KV cache, and jobs do not wait."""
+
+
+class BackendHeld(Reply, frozen=True):
+    """Answer to `BackendAlive` with a room: the rollouts of the backend, from which the host decides on its room."""
+
+    rollouts: Annotated[int, Meta(ge=0)] = 0
+    """Assignments that the backend has now."""
+    ended: Annotated[int, Meta(ge=0)] = 0
+    """Assignments that ended after a generation, since the backend registered."""
+    known: Annotated[int, Meta(ge=0)] = 0
+    """Ended rollouts of the backend's model whose contexts the mean counts."""
+    mean_tokens: Annotated[float, Meta(ge=0)] = 0.0
+    """The mean of `Release.context_tokens` over these."""
 
 
 class DrainBackend(Request, frozen=True):
@@ -411,7 +444,7 @@ class Assigned(Reply, frozen=True):
 
 
 class WaitLonger(Reply, frozen=True):
-    """Answer to an `Assign` that arrived while a backend is starting: its wait begins when none is starting.
+    """Answer to an `Assign` while its wait does not expire: a backend is starting, or a ready one has no room.
 
     The final reply follows. A stage process that receives none resends the same request.
     """
@@ -489,4 +522,6 @@ AnyBackendRequest = (
     | HoldWeights
     | ListKeys
 )
-AnyBackendReply = Assigned | WaitLonger | NameAll | Done | WeightsServed | BackendList | ModelList | KeyList | Refused
+AnyBackendReply = (
+    Assigned | WaitLonger | NameAll | BackendHeld | Done | WeightsServed | BackendList | ModelList | KeyList | Refused
+)

@@ -172,7 +172,7 @@ def test_a_backend_with_older_weights_than_needed_gets_jobs_once_it_has_caught_u
     heap = heap_of("x")
     assign(heap, "a")
     heap.add(backend("x", version=1), needed_version=3)
-    assert heap.known_version("x") == 3
+    assert heap.member("x").known_version == 3
     assert assign(heap, "a") == "x", "what holds it keeps it"
     assert assign(heap, "b") is None
     heap.set_weight_version(2)
@@ -181,7 +181,7 @@ def test_a_backend_with_older_weights_than_needed_gets_jobs_once_it_has_caught_u
     assert assign(heap, "b") == "x"
     heap.set_weight_version(1, "x")
     assert [status.state for status in heap.status()] == ["ready"], "a trainer may go back"
-    assert heap.known_version("x") == 1
+    assert heap.member("x").known_version == 1
 
 
 def test_a_backend_that_has_caught_up_still_drains_if_it_was_asked_to() -> None:

@@ -445,7 +445,7 @@ class HeapMachine(RuleBasedStateMachine):
             name: (len(member.jobs), member.state) for name, member in self.backends.items()
         }
         assert sum(one.in_flight for one in listed.values()) == len(self.assigned)
-        known = {name: self.heap.known_version(name) for name in self.backends}
+        known = {name: self.heap.member(name).known_version for name in self.backends}
         assert known == {name: max(member.version, member.needed) for name, member in self.backends.items()}
         assert set(self.heap.owners()) == {owner for _, _, owner in self.assigned.values()}
         for job_id in ("job-0", "job-1", "job-2"):

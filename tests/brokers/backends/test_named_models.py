@@ -387,5 +387,5 @@ def test_a_job_that_holds_a_backend_of_one_model_does_not_wait_for_room_on_anoth
     assert given(broker, assign("user", job_id="b")) == "u1"
     assert given(broker, assign("user", job_id="a")) == "u1"
     assert given(broker, assign(job_id="b")) == "p1"
-    assert ask(broker, assign(job_id="c")) == {}
-    assert ask(broker, assign("user", job_id="c")) == {}
+    assert ask(broker, assign(job_id="c")) == {b"me": WaitLonger("c-policy-1-")}
+    assert ask(broker, assign("user", job_id="c")) == {b"me": WaitLonger("c-user-1-")}
