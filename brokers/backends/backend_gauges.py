@@ -23,6 +23,8 @@ def set_gauges(handler: BackendRequestHandler) -> None:
             catalog.BACKENDS.set(states[model, state], model, state)
     for one in backends:
         catalog.BACKEND_JOBS.set(one.in_flight, one.backend.backend_id)
+        if one.room is not None:
+            catalog.BACKEND_ROOM.set(one.room, one.backend.backend_id)
         catalog.BACKEND_WEIGHT_VERSION.set(one.backend.weight_version, one.backend.name, one.backend.backend_id)
         for model, versions in one.backend.adapters.items():
             catalog.BACKEND_WEIGHT_VERSION.set(versions[-1], model, one.backend.backend_id)

@@ -100,6 +100,7 @@ class Member:
             adapter_problems=adapter_problems,
             in_flight=len(self.jobs),
             assigned=self.assigned,
+            room=self.room,
         )
 
     @property

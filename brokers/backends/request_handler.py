@@ -429,6 +429,8 @@ class BackendRequestHandler:
         if not self._waiting:
             return answers
         for want, queue in tuple(self._waiting.items()):
+            if not len(queue):
+                continue
             served = len(answers)
             with closing(queue.in_order(now)) as in_order:
                 for job_id, waiting in in_order:

@@ -28,7 +28,7 @@ def backend_table(backends: tuple[BackendStatus, ...], starts: tuple[EngineStart
     rows: list[tuple[object, ...]] = [
         (
             *(one.backend.backend_id, *([one.backend.name] if named else []), one.state),
-            *("frozen" if one.backend.frozen else one.backend.weight_version, one.in_flight),
+            *("frozen" if one.backend.frozen else one.backend.weight_version, _in_flight(one)),
             NOTHING if one.load is None else f"{one.load.tokens_per_s:,.0f}",
             f"{one.load.cached_tokens / one.load.prompt_tokens:.0%}"
             if one.load is not None and one.load.cached_tokens
@@ -75,6 +75,11 @@ def adapter_tables(listed: BackendList) -> list[Table]:
     return [table(*headers, rows=rows, title="adapters", caption=caption)] if rows else []
 
 
+def _in_flight(status: BackendStatus) -> str:
+    """Write the assignments, and from how many on there are no new ones, if the backend has such a number."""
+    return f"{status.in_flight}" if status.room is None else f"{status.in_flight}/{status.room}"
+
+
 def _next_try(status: BackendStatus) -> str:
     if status.next_try_s is None:
         return ""
@@ -83,7 +88,7 @@ def _next_try(status: BackendStatus) -> str:
 
 def detail_tables(backends: tuple[BackendStatus, ...]) -> Group:
     """Lay out the backends' properties and their hosts' state, in 80 columns."""
-    return Group(_served(backends), _hosts(backends))
+    return Group(_served(backends), _hosts(backends), *_caches(backends))
 
 
 def _served(backends: tuple[BackendStatus, ...]) -> Table:
@@ -96,6 +101,20 @@ def _served(backends: tuple[BackendStatus, ...]) -> Table:
     )
     headers = ("backend", ">weight", ">limit", ">context", "model", "endpoint")
     return table(*headers, rows=rows, title="details")
+
+
+def _caches(backends: tuple[BackendStatus, ...]) -> list[Table]:
+    """Lay out the KV caches of the engines that report on them, in 80 columns; empty: none does."""
+    rows = [
+        (
+            *(one.backend.backend_id, f"{load.kv_tokens:,}", f"{load.kv_used:.0%}", load.queued, load.preempted),
+            f"{load.again_tokens / load.prompt_tokens:.0%}" if load.prompt_tokens else NOTHING,
+        )
+        for one in backends
+        if (load := one.load) is not None and load.kv_tokens
+    ]
+    headers = ("backend", ">tokens", ">used", ">requests\nwaiting", ">preempted", ">computed\nagain")
+    return [table(*headers, rows=rows, title="KV caches")] if rows else []
 
 
 def _hosts(backends: tuple[BackendStatus, ...]) -> Table:

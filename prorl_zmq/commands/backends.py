@@ -68,7 +68,8 @@ class UpdateOptions(OptionGroup):
 def list_(
     target: Target,
     details: Annotated[
-        bool, typer.Option("--details", "-d", help="Show weight, limit, context, model and endpoint in a second table.")
+        bool,
+        typer.Option("--details", "-d", help="Show weight, limit, context, model, endpoint, host and KV cache too."),
     ] = False,
     watch: options.Watch = False,
 ) -> None:

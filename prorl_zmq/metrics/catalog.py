@@ -64,6 +64,9 @@ JOURNAL_WRITE_SECONDS = Histogram("prorl_journal_write_seconds", "Duration of on
 BACKENDS = Gauge("prorl_backends", "Inference backends.", ("model", "state"))
 BACKEND_JOBS_WAITING = Gauge("prorl_backend_jobs_waiting", "Jobs in RUN that wait for a backend.", ("model",))
 BACKEND_JOBS = Gauge("prorl_backend_jobs", "Jobs that a backend is assigned to.", ("backend",))
+BACKEND_ROOM = Gauge(
+    "prorl_backend_room", "Jobs from which a backend gets no new ones, by what its KV cache holds.", ("backend",)
+)
 BACKEND_ASSIGNED = Counter("prorl_backend_assigned_total", "Assignments of jobs to a backend.", ("backend",))
 BACKEND_FAILURES = Counter(
     "prorl_backend_failures_total", "Failed generations that stage processes have reported.", ("backend",)
@@ -86,10 +89,20 @@ ENGINE_REQUESTS = Counter(
     ("backend", "result"),
 )
 ENGINE_RUNNING = Gauge("prorl_engine_requests_running", "Generations under way.", ("backend",))
+ENGINE_QUEUED = Gauge("prorl_engine_requests_queued", "Requests that wait in the engine.", ("backend",))
+ENGINE_KV_USED = Gauge(
+    "prorl_engine_kv_used_ratio",
+    "Share of the KV cache that running requests use, smoothed over a minute.",
+    ("backend",),
+)
+ENGINE_PREEMPTIONS = Counter(
+    "prorl_engine_preemptions_total", "Requests that the engine preempted, because its KV cache was full.", ("backend",)
+)
 ENGINE_SECONDS = Histogram("prorl_engine_generate_seconds", "Duration of one generation.", ("backend",), buckets=STEP_S)
 ENGINE_TOKENS = Counter(
     "prorl_engine_tokens_total",
-    "Tokens: prompt, cached (those of the prompt that the prefix cache had), and generated.",
+    "Tokens: prompt, cached (those of the prompt that the prefix cache had), again (that it had before, and were "
+    "computed again), and generated.",
     ("backend", "kind"),
 )
 ENGINE_UPDATE_SECONDS = Histogram(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import zmq
+from msgspec.structs import replace
 from rich.console import Console
 from support.commands import complaint, prorl
 
@@ -245,9 +246,17 @@ def test_tables_of_long_names_fit_80_columns_and_lose_nothing() -> None:
         version="0.1.0",
     )
     busy = EngineLoad(running=900, tokens_per_s=12_345.6, prompt_tokens=1000, cached_tokens=873, memory_bytes=3 * 2**29)
+    busy = replace(busy, kv_tokens=12_345_678, kv_used=0.614, queued=1234, preempted=56_789, again_tokens=42)
     rows = (
         BackendStatus(
-            backend=backend, state="draining", in_flight=1000, assigned=5, load=busy, silent_s=0.44, lease_s=10.0
+            backend=backend,
+            state="draining",
+            in_flight=1000,
+            assigned=5,
+            room=1024,
+            load=busy,
+            silent_s=0.44,
+            lease_s=10.0,
         ),
         BackendStatus(
             backend=Backend(backend_id="new", endpoint="ipc://new"),
@@ -280,13 +289,14 @@ def test_tables_of_long_names_fit_80_columns_and_lose_nothing() -> None:
         else:
             joined[-1] = [above + below for above, below in zip(joined[-1], line, strict=True)]
     assert joined == [
-        [backend.backend_id, "draining", "12345", "1000", "12,346", "87%", backend.node],
+        [backend.backend_id, "draining", "12345", "1000/1024", "12,346", "87%", backend.node],
         ["new", "probation", "0", "0", "–", "–", "local"],
         ["idle", "ready", "0", "0", "0", "–", "local"],
         [backend.backend_id, "2.5", "1024", "131072", backend.model, backend.endpoint],
         ["new", "1", "256", "–", "–", "ipc://new"],
         ["idle", "1", "256", "–", "–", "ipc://i"],
         [backend.backend_id, "0.4 s", "9.6 s", "1.5 GiB", "0.1.0"],
+        [backend.backend_id, "12,345,678", "61%", "1234", "56789", "4%"],
     ]
 
 

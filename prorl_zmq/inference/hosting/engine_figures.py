@@ -105,8 +105,15 @@ class EngineFigures:
         self._valid_at = now
         self._last = report
         self._preempted += int(report.preempted)
+        catalog.ENGINE_PREEMPTIONS.add(self._backend_id, amount=int(report.preempted))
+        catalog.ENGINE_TOKENS.add(self._backend_id, "again", amount=int(report.again_tokens))
         if not updating:
             self._room.update(report, self._held, self._traffic.contexts(now), now)
+
+    def set_gauges(self) -> None:
+        if self._last is not None:
+            catalog.ENGINE_QUEUED.set(self._last.waiting, self._backend_id)
+            catalog.ENGINE_KV_USED.set(self._room.used, self._backend_id)
 
     def load(self, running: int, now: float) -> EngineLoad:
         """Return the report of a heartbeat.

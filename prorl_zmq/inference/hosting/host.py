@@ -221,6 +221,7 @@ class EngineHost:
     def _set_gauges(self) -> None:
         catalog.ENGINE_RUNNING.set(len(self._generations), self._options.backend_id)
         catalog.ENGINE_UNWELL.set(bool(self._problem), self._options.backend_id)
+        self._figures.set_gauges()
 
     def _backend(self) -> Backend:
         options, engine = self._options, self._engine.description

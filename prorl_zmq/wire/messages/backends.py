@@ -217,6 +217,8 @@ class BackendStatus(Part, frozen=True, kw_only=True):
     """Current assignments."""
     assigned: int
     """Assignments since it was added."""
+    room: Rollouts | None = None
+    """Assignments from which it gets no new rollouts; None: there is no such number (see `BackendAlive.room`)."""
     load: EngineLoad | None = None
     """None: it sends no heartbeats."""
     silent_s: float | None = None

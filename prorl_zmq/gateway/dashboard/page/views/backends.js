@@ -23,10 +23,11 @@ export const BACKEND_COLUMNS = [
 export function backendRows(list) {
   return list.backends.map((status) => {
     const { backend, load } = status;
+    const limit = status.room ?? backend.max_in_flight;
     return [
       backend.backend_id,
       badge(status.state),
-      meter(status.in_flight, backend.max_in_flight, `${count(status.in_flight)} of ${count(backend.max_in_flight)}`),
+      meter(status.in_flight, limit, `${count(status.in_flight)} of ${count(limit)}`),
       load ? rate(load.tokens_per_s) : NOTHING,
       load?.prompt_tokens ? percent(load.cached_tokens / load.prompt_tokens, 0) : NOTHING,
       backend.frozen ? "frozen" : backend.weight_version,
