@@ -78,6 +78,9 @@ def test_an_engine_that_reports_nothing_is_not_asked_and_has_no_room() -> None:
         dataclasses.replace(IDLE, used=1.5),
         dataclasses.replace(IDLE, capacity_tokens=-1),
         dataclasses.replace(IDLE, capacity_tokens=0),
+        dataclasses.replace(IDLE, capacity_tokens=10**300),
+        dataclasses.replace(IDLE, capacity_tokens=10**400),
+        dataclasses.replace(IDLE, waiting=10**30),
         dataclasses.replace(IDLE, waiting=-3),
         dataclasses.replace(IDLE, preempted=float("inf")),  # type: ignore[arg-type]
         dataclasses.replace(IDLE, used="much"),  # type: ignore[arg-type]
@@ -98,6 +101,13 @@ def test_nonsense_of_an_engine_counts_as_no_report(nonsense: Any, caplog: pytest
         assert host.beats(int(SILENT_S) + 2).kv_tokens == 10_000
     assert host.figures.room == known, "the last number stays"
     assert [record.levelname for record in caplog.records] == ["WARNING"], "it is said once a minute"
+
+
+def test_a_full_cache_is_never_more_than_full() -> None:
+    host = Host()
+    host.beats()
+    host.say = dataclasses.replace(IDLE, used=1.0)
+    assert host.beats(2_000).kv_used <= 1.0
 
 
 def test_half_a_cache_takes_half_as_many() -> None:

@@ -49,6 +49,8 @@ PRIOR_ROLLOUTS = 10
 UNKNOWN_CONTEXTS = 8
 """Contexts that fit, by assumption, if the longest is unknown."""
 SAME_CAPACITY = 0.01
+MOST = 1e12
+"""Larger numbers of a report are nonsense."""
 LONGEST_BEAT_S = 15.0
 """A report stands for at most this time."""
 
@@ -72,9 +74,9 @@ class KvReport:
     def is_valid(self) -> bool:
         counts = (self.preempted, self.waiting, self.prompt_tokens, self.again_tokens)
         return (
-            1 <= self.capacity_tokens < math.inf
+            1 <= self.capacity_tokens <= MOST
             and 0 <= self.used <= 1
-            and all(0 <= one < math.inf for one in counts)
+            and all(0 <= one <= MOST for one in counts)
             and self.again_tokens <= self.prompt_tokens
         )
 
@@ -185,7 +187,7 @@ class Room:
 
     def _measure(self, report: KvReport, elapsed: float) -> None:
         keep = math.exp(-elapsed / SMOOTH_S)
-        self._used = keep * self._used + (1 - keep) * report.used
+        self._used = min(1.0, keep * self._used + (1 - keep) * report.used)
         self._prompt_tokens = keep * self._prompt_tokens + report.prompt_tokens
         self._again_tokens = keep * self._again_tokens + report.again_tokens
         self._queued_s = self._queued_s + elapsed if report.waiting > self._held / 2 else 0.0

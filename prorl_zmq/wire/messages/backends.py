@@ -304,7 +304,7 @@ class Release(Request, frozen=True):
     """As in `HeldAssignment`."""
     model: Annotated[str, Meta(pattern=r"^(?:[A-Za-z0-9_][A-Za-z0-9._-]{0,63})?\Z")] = POLICY
     """Empty: the assignments of all models."""
-    context_tokens: Annotated[int, Meta(ge=0)] = 0
+    context_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     """The longest prompt of the attempt with its answer; 0: not known."""
 
 
