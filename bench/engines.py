@@ -92,6 +92,19 @@ class Engines:
         self.stop()
         self._folder.cleanup()
 
+    def output(self, *command: str, timeout_s: float) -> str:
+        """Run the interpreter to its end, and give what it printed."""
+        done = subprocess.run(
+            [self._python, *command],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        return done.stdout
+
     def host(self, name: str, *flags: str, cores: Sequence[int]) -> str:
         """Start `prorl-engine --engine vllm` on these cores, and give its endpoint; see `wait`."""
         endpoint = f"ipc://{self.folder}/{name}"

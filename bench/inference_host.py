@@ -20,6 +20,7 @@ import numpy as np
 
 from prorl_zmq.inference.engine import EngineDescription
 from prorl_zmq.inference.hosting.host import HostOptions, run_engine_host
+from prorl_zmq.inference.kv_figures import KvMeter
 from prorl_zmq.wire.messages.backends import ChatSettings
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ def main(model: str, endpoint: str, control: str, *flags: str) -> None:
         llm.generate = bare.hosted
         bare.server = await asyncio.start_unix_server(bare.serve, control)
         print(f"serves at {endpoint}", flush=True)
-        return VllmEngine(llm, Path(model), description, 0)
+        return VllmEngine(llm, Path(model), description, 0, None, KvMeter())
 
     run_engine_host(start, HostOptions(endpoint=endpoint, backend_broker=f"{endpoint}-nobody", backend_id="bench"))
 

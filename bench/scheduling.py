@@ -3,7 +3,8 @@
 Simulated in a virtual clock (`scheduling_simulation.py`, `scheduling_engine.py`) with the service's own cores: an
 engine whose KV cache holds about 23 contexts (1×), groups of 8 rollouts with heavy-tailed turns, and tool calls of
 about 6 seconds on average, or a quarter or four times that. Figures are means over the seeds, without the first quarter
-of the time; they are the same on every machine. No setting differs between the rows.
+of the time; they are the same on every machine. No setting differs between the rows. Real (`scheduling_real.py`): 64
+rollouts offered to one vLLM whose KV cache holds eight of them at their ends, for `REAL_S` CPU seconds each.
 
 With more RUN slots than the best fixed number, our row shows what finding the number costs; the best fixed number of
 one duration of tools is wrong by a factor of two for another one. Rollouts of groups are timed from the group's first
@@ -12,13 +13,18 @@ admission to its last end.
 
 from __future__ import annotations
 
+import json
 import os
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from harness import Row, main
+import scheduling_real
+from engines import WITHOUT, Engines, vllm_python
+from harness import Incomplete, Row, main
+from scheduling_real import FITTING as REAL_FITTING
+from scheduling_real import FIXED, NO_LIMIT, OURS
 from scheduling_simulation import STARVED_S, Outcome, Plan, simulate
 
 if TYPE_CHECKING:
@@ -33,6 +39,8 @@ CAPS = (12, 17, 19, 21, 23, 25, 28, 36, 46, 52, 92)
 QUICK_CAPS = (12, 19, 23, 25, 46, 92)
 RATE, GROUPS = 0.95, 1.15
 WEIGHTS_S = 60.0
+REAL_S = 60.0
+REAL_RATE, REAL_HITS = 2.0, 0.9
 
 Results = dict[Plan, list[Outcome]]
 
@@ -48,7 +56,37 @@ def measure(quick: bool) -> list[Row]:
     rows = [row for tools in TOOLS for row in tools_rows(tools, caps, hours, results)]
     rows += [updated_row(plan, results) for plan in updated]
     rows += [crowded_row(plan, results) for plan in crowded]
-    return rows + day_rows(long, results)
+    rows += day_rows(long, results)
+    if quick:
+        return rows
+    python = vllm_python()
+    if python is None:
+        raise Incomplete(WITHOUT, rows)
+    return rows + real_rows(python)
+
+
+def real_rows(python: str) -> list[Row]:
+    """Measure one real engine.
+
+    Args:
+        python: the interpreter that has vLLM.
+    """
+    with Engines(python) as engines:
+        command = (scheduling_real.__file__, str(engines.folder / "llama"), f"{REAL_S:g}")
+        found = json.loads(engines.output(*command, timeout_s=60.0 * REAL_S).splitlines()[-1])
+    rate, hits = (
+        {way: one[above] / one[below] for way, one in found.items()}
+        for above, below in (("turns", "seconds"), ("cached_tokens", "prompt_tokens"))
+    )
+    name, same = f"a real vLLM that holds {REAL_FITTING}", found[OURS]["same"]
+    ratio, hit_ratio = rate[OURS] / rate[NO_LIMIT], hits[OURS] / hits[FIXED]
+    at_least, most = f"at least {REAL_RATE:g}×", f"at least {REAL_HITS:g}×"
+    return [
+        Row(name, rate[OURS], "turns/CPU s", NO_LIMIT, ratio, at_least, ratio >= REAL_RATE),
+        Row(f"{name}, {FIXED}", rate[FIXED], "turns/CPU s", NO_LIMIT, rate[FIXED] / rate[NO_LIMIT]),
+        Row(f"{name}: prefix hits", 100 * hits[OURS], "%", FIXED, hit_ratio, most, hit_ratio >= REAL_HITS),
+        Row(f"{name}: turns whose tokens are those of an idle one", 100 * same, "%", target="100 %", holds=same == 1),
+    ]
 
 
 def long_day(hours: float) -> Plan:
