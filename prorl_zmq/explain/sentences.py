@@ -69,7 +69,7 @@ def sentences(
 
 
 def _engines(part: str) -> str:
-    return "That no backend was ready" if part == BACKEND else "Engine time"
+    return "That no backend was ready with room for more rollouts" if part == BACKEND else "Engine time"
 
 
 def _most_of_all(found: Finding, share: float) -> str:
