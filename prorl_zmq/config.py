@@ -202,7 +202,8 @@ class BackendSettings(Section, frozen=True, kw_only=True):
     weight: Annotated[float, Meta(gt=0, le=1_000_000)] = 1.0
     """How many jobs each takes, relative to other backends."""
     max_in_flight: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
-    """Jobs at once beyond which one counts as full; 0: what the engine says."""
+    """Jobs at once beyond which one counts as full, and the most of one that reports on its KV cache; 0: the engine's
+    own number."""
     context_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     """`http`: most tokens of a prompt and its answer together, for servers that do not say; 0: not known."""
 

@@ -105,7 +105,8 @@ class HostOptions:
     weight: float = 1.0
     """Relative load: a backend with weight 2 gets twice as many jobs."""
     max_in_flight: int = 0
-    """Jobs at once beyond which it counts as full; 0: the engine's own number."""
+    """Jobs at once beyond which it counts as full, and the most of an engine that reports on its KV cache; 0: the
+    engine's own number."""
     heartbeat_s: float = HEARTBEAT_S
     insecure: bool = False
     """Allow plaintext TCP beyond loopback."""

@@ -126,7 +126,7 @@ Adapters = Annotated[dict[ModelName, LoadedVersions], Meta(max_length=4096)]
 """The adapters that an engine host has loaded: the versions of each model. Requests without a version get the last."""
 
 
-Rollouts = Annotated[int, Meta(ge=0, le=1_000_000)]
+Rollouts = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
 class Backend(Part, frozen=True, kw_only=True):
