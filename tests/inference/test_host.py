@@ -419,7 +419,7 @@ def test_a_host_that_stops_in_the_middle_of_an_update_ends(in_world: InWorld) ->
     in_world(test)
 
 
-def test_a_request_that_is_sent_again_runs_once_and_is_answered_where_it_was_asked_last(in_world: InWorld) -> None:
+def test_a_request_that_is_sent_again_runs_once_and_is_answered_over_both_connections(in_world: InWorld) -> None:
     async def test(world: Any) -> None:
         calls = []
         original = world.engine.generate
@@ -434,10 +434,10 @@ def test_a_request_that_is_sent_again_runs_once_and_is_answered_where_it_was_ask
         first.send(b"", codec.encode(EngineHealth("h1")))
         await first.receive(AnyEngineReply)
         second.send(b"", generate("g1", 2000, seed=1), PROMPT.tobytes())
-        assert isinstance(await second.receive(AnyEngineReply), Generated)
+        for connection in (second, first):  # what came over the dead one of the two may be read last
+            assert isinstance(await connection.receive(AnyEngineReply), Generated)
         assert len(calls) == 1
-        with pytest.raises(TimeoutError):
-            await first.receive(AnyEngineReply, wait_s=0.1)
+        assert world.host._envelopes == {}
 
     in_world(test)
 

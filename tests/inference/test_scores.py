@@ -213,10 +213,11 @@ def test_a_repeated_request_is_scored_once(in_world: InWorld) -> None:
             return await score(token_ids, top, job_id)
 
         world.engine.score = noted
-        raw, message = world.raw(), codec.encode(Score("r1", job_id="job", top=2))
-        for _ in range(3):
-            raw.send(b"", message, text(9).tobytes())
-        assert isinstance(await raw.receive(AnyEngineReply), Scored)
+        first, second, message = world.raw(), world.raw(), codec.encode(Score("r1", job_id="job", top=2))
+        for connection in (first, second, second):
+            connection.send(b"", message, text(9).tobytes())
+        for connection in (first, second):
+            assert isinstance(await connection.receive(AnyEngineReply), Scored)
         assert asked == ["job"]
 
     in_world(test)

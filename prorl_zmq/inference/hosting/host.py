@@ -60,7 +60,7 @@ from .engine_figures import EngineFigures
 from .engine_updates import EngineUpdates
 from .hosted_adapters import HostedAdapters
 from .registration import Registration
-from .score_queue import ScoreQueue, frame_bytes, token_array
+from .score_queue import ScoreQueue, add_envelope, frame_bytes, token_array
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -160,8 +160,8 @@ class EngineHost:
             raise
         self._router = AsyncSocket(router, self._receive, copied=0)  # only a frame has the sender's envelope
         self._generations: dict[str, asyncio.Task[None]] = {}
-        self._envelopes: dict[str, Sequence[Frame]] = {}
-        """The envelope for the answer to each generation."""
+        self._envelopes: dict[str, list[Sequence[Frame]]] = {}
+        """The envelopes for the answer to each generation (see `add_envelope`)."""
         self._scores = ScoreQueue(engine, lambda: bool(self._generations), self._using, self._send, self._refuse)
         self._updates = EngineUpdates(engine, options.weights, copies_all=options.copies_all)
         self._adapters = HostedAdapters(engine, options.adapters)
@@ -312,7 +312,7 @@ class EngineHost:
                 raise EngineFailed("the engine host is stopping", unreachable=True)
             self._serve(envelope, request, message)
         except ProrlError as error:
-            self._send(envelope, Refused(request_id, error.info()))
+            self._send([envelope], Refused(request_id, error.info()))
 
     def _serve(
         self, envelope: Sequence[Frame], request: AnyEngineRequest, message: Sequence[bytes | zmq.Frame]
@@ -322,7 +322,7 @@ class EngineHost:
         match request:
             case Generate():
                 token_ids = token_array(message[1])  # first: a malformed request must leave nothing behind
-                self._envelopes[request.request_id] = envelope
+                add_envelope(self._envelopes.setdefault(request.request_id, []), envelope)
                 if request.request_id not in self._generations:
                     with about_job(request.job_id):  # adds the job to the task's log records
                         task = asyncio.create_task(self._generate(request, token_ids))
@@ -337,7 +337,7 @@ class EngineHost:
                 if task_or_none is not None:
                     task_or_none.cancel()
             case EngineHealth():
-                self._send(envelope, self._ready(request.request_id))
+                self._send([envelope], self._ready(request.request_id))
             case WeightUpdate():
                 update = asyncio.create_task(self._update(envelope, request))
                 self._updating.add(update)
@@ -407,17 +407,17 @@ class EngineHost:
                     await self._adapters.weights_changed()
         except asyncio.CancelledError:
             stopped = EngineFailed(f"the engine host stopped before it served weights {request.weight_version}")
-            self._send(envelope, Refused(request.request_id, stopped.info()))
+            self._send([envelope], Refused(request.request_id, stopped.info()))
             raise
         except Exception as error:  # noqa: BLE001 - as above
-            self._refuse(envelope, request.request_id, error)
+            self._refuse([envelope], request.request_id, error)
         else:
             if request.step != "fetch":
                 catalog.ENGINE_UPDATE_SECONDS.observe(time.monotonic() - began, self._options.backend_id)
             if request.step in ("load", "end", "set"):
                 self._figures.note_weights(time.monotonic())
             self._registration.announce(self._weight_version(), adapters=self._adapters.loaded)
-            self._send(envelope, self._ready(request.request_id, request.model, digest, times))
+            self._send([envelope], self._ready(request.request_id, request.model, digest, times))
 
     def _ready(
         self, request_id: str, model: str = "", digest: str = "", times: UpdateTimes | None = None
@@ -425,11 +425,12 @@ class EngineHost:
         version = self._adapters.current.get(model, self._weight_version())
         return EngineReady(request_id, version, len(self._generations), digest, times)
 
-    def _refuse(self, envelope: Sequence[Frame], request_id: str, error: Exception) -> None:
-        self._send(envelope, Refused(request_id, _describe(error)))
+    def _refuse(self, envelopes: Sequence[Sequence[Frame]], request_id: str, error: Exception) -> None:
+        self._send(envelopes, Refused(request_id, _describe(error)))
 
-    def _send(self, envelope: Sequence[Frame], reply: AnyEngineReply, arrays: Sequence[Frame] = ()) -> None:
-        self._router.send([*envelope, codec.encode(reply), *arrays])
+    def _send(self, envelopes: Sequence[Sequence[Frame]], reply: AnyEngineReply, arrays: Sequence[Frame] = ()) -> None:
+        for envelope in envelopes:
+            self._router.send([*envelope, codec.encode(reply), *arrays])
 
 
 def run_engine_host(start: Callable[[], Awaitable[Engine]], options: HostOptions) -> None:

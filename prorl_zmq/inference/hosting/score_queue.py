@@ -39,6 +39,8 @@ QUIET_S = 1.0
 """Seconds after the last generation for which others are expected: turns of rollouts end together, or call a tool."""
 WAITING_LIMIT = 4096
 """Most requests that wait."""
+ENVELOPES_LIMIT = 8
+"""Most connections that get the answer to one request."""
 RETRY_S = 2.0
 """After how many seconds a request beyond them may be repeated."""
 
@@ -49,8 +51,8 @@ log = logging.getLogger("prorl.engine")
 class _Asked:
     request: Score
     token_ids: NDArray[np.int32]
-    envelope: Sequence[Frame]
-    """Of the answer."""
+    envelopes: list[Sequence[Frame]]
+    """Of the answer (see `add_envelope`)."""
     task: asyncio.Task[None] | None = None
     """None: it waits."""
 
@@ -62,7 +64,7 @@ class ScoreQueue:
         engine: the host's.
         generating: returns whether a generation is under way.
         using: keeps the adapter of a request loaded; gives its model and version, or None: the engine's own weights.
-        answer: sends a reply and its arrays to the client of an envelope.
+        answer: sends a reply and its arrays to the client of each envelope.
         fail: refuses a request, by its id, because of an error.
     """
 
@@ -71,8 +73,8 @@ class ScoreQueue:
         engine: Engine,
         generating: Callable[[], bool],
         using: Callable[[Score], AbstractContextManager[tuple[str, int] | None]],
-        answer: Callable[[Sequence[Frame], Scored, Sequence[bytes]], None],
-        fail: Callable[[Sequence[Frame], str, Exception], None],
+        answer: Callable[[Sequence[Sequence[Frame]], Scored, Sequence[bytes]], None],
+        fail: Callable[[Sequence[Sequence[Frame]], str, Exception], None],
     ) -> None:
         self._engine, self._generating, self._using = engine, generating, using
         self._answer, self._fail = answer, fail
@@ -95,11 +97,11 @@ class ScoreQueue:
             raise EngineFailed(f"the engine of {self._engine.description.model} cannot score texts", refused=True)
         asked = self._asked.get(request.request_id)
         if asked is not None:
-            asked.envelope = envelope
+            add_envelope(asked.envelopes, envelope)
             return
         if len(self._waiting) >= WAITING_LIMIT:
             raise Busy(f"{WAITING_LIMIT} texts wait to be scored here, which is the limit", retry_after_s=RETRY_S)
-        asked = self._asked[request.request_id] = _Asked(request, token_ids, envelope)
+        asked = self._asked[request.request_id] = _Asked(request, token_ids, [envelope])
         self._waiting.append(asked)
         self.begin_next()
 
@@ -133,7 +135,7 @@ class ScoreQueue:
         for asked in waiting:
             del self._asked[asked.request.request_id]
             stopping = EngineFailed("the engine host is stopping", unreachable=True)
-            self._fail(asked.envelope, asked.request.request_id, stopping)
+            self._fail(asked.envelopes, asked.request.request_id, stopping)
         if self._timer is not None:
             self._timer.cancel()
         return [asked.task for asked in self._asked.values() if asked.task is not None]
@@ -165,16 +167,26 @@ class ScoreQueue:
         except asyncio.CancelledError:
             log.debug("scoring %s was aborted", request.request_id)
         except Exception as error:  # noqa: BLE001 - reported to the client; the host continues
-            self._fail(asked.envelope, request.request_id, error)
+            self._fail(asked.envelopes, request.request_id, error)
         else:
             arrays = [each.tobytes() for each in (scores.logprobs, scores.top_ids, scores.top_logprobs)]
-            self._answer(asked.envelope, Scored(request.request_id, weight_version=scores.weight_version), arrays)
+            self._answer(asked.envelopes, Scored(request.request_id, weight_version=scores.weight_version), arrays)
 
     def _ended(self, asked: _Asked, began: float, _: asyncio.Task[None]) -> None:
         del self._asked[asked.request.request_id]
         now = asyncio.get_running_loop().time()
         self._rest_until = now + (now - began) * (1 / SHARE - 1)
         self.begin_next()
+
+
+def add_envelope(envelopes: list[Sequence[Frame]], envelope: Sequence[Frame]) -> None:
+    """Add the envelope of a repeated request to those that get its answer, of which the latest are kept.
+
+    A client repeats a request over a new connection, which does not tell which one is dead: after a pause of this
+    process, what came over the old one may be read last.
+    """
+    envelopes.append(envelope)
+    del envelopes[:-ENVELOPES_LIMIT]
 
 
 def token_array(frame: bytes | zmq.Frame) -> NDArray[np.int32]:
