@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
+import msgspec
+
 from ...wire.records import NO_RECORDS, Recorded
 
 if TYPE_CHECKING:
@@ -134,3 +136,9 @@ def sampling_parameters(turn: Turn) -> dict[str, Any]:
         **({"stop": list(sampling.stop)} if sampling.stop else {}),
         **({} if sampling.seed is None else {"seed": sampling.seed}),
     }
+
+
+def rest_of(sampling: Sampling, count: int) -> Sampling:
+    """Return the sampling for the rest of a turn: the same seed would repeat the random numbers of its beginning."""
+    seed = None if sampling.seed is None else (sampling.seed + 1 + count) % 2**63
+    return msgspec.structs.replace(sampling, max_tokens=sampling.max_tokens - count, seed=seed)

@@ -41,7 +41,7 @@ from ..engine import (
 )
 from ..records import asked_records, check_records, joined_records
 from .connections import CONNECTIONS, RETRY_S, Connections
-from .dialects import Text, Turn
+from .dialects import Text, Turn, rest_of
 from .known_weights import KnownWeights
 from .kv_metrics import KvProbe
 from .pause import ServerPause
@@ -205,7 +205,7 @@ class HttpEngine:
                 return _joined(parts)
             if len(part.token_ids):
                 prompt = np.concatenate([prompt, part.token_ids])
-                left = _rest(left, len(part.token_ids))
+                left = rest_of(left, len(part.token_ids))
 
     async def score(
         self,
@@ -464,12 +464,6 @@ class HttpEngine:
             self._health = None
         if not task.cancelled():
             task.exception()  # waiting callers receive it
-
-
-def _rest(sampling: Sampling, count: int) -> Sampling:
-    """Return the sampling for the rest of a turn: the same seed would repeat the random numbers of its beginning."""
-    seed = None if sampling.seed is None else (sampling.seed + 1 + count) % 2**63
-    return msgspec.structs.replace(sampling, max_tokens=sampling.max_tokens - count, seed=seed)
 
 
 def _joined(parts: Sequence[Generation]) -> Generation:
