@@ -43,7 +43,7 @@ PROCESSES = [".stage_score.", ".node_broker.", ".rollout_broker.", ".stage_run."
 pytestmark = [pytest.mark.xdist_group("services in folders"), pytest.mark.proof]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def shared() -> Iterator[Cluster]:
     with cluster(KEPT, brokers=1) as made:
         made.serve().wait_line("ready; clients and nodes find it")
