@@ -49,4 +49,4 @@ def test_only_a_test_that_failed_kills(code: int, words: str, verdict: Verdict |
 def test_an_unknown_mutant_is_refused_with_those_that_there_are() -> None:
     done = subprocess.run([sys.executable, "-P", RUN, "no-such"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "there is no mutant no-such; tests/mutants has: assignment-" in done.stderr
+    assert "there is no mutant no-such; tests/mutants has: admission-" in done.stderr

@@ -58,6 +58,7 @@ NEEDS = {
     "tests/integrations/test_skyrl_training.py": "trainers",
     "tests/integrations/test_verl.py": "trainers",
     "tests/integrations/test_verl_training.py": "trainers",
+    "tests/service/test_complete_batches.py": "trainers",
     "tests/service/test_harnesses.py": "harness",
     "tests/service/test_outside_programs.py": "outside",
     "tests/stages/harness/test_captured_harnesses.py": "harness",

@@ -181,7 +181,7 @@ def test_late_output_is_not_taken_for_the_next_cells(anywhere: Run) -> None:
 @on_both_loops
 def test_the_time_limit_interrupts_and_state_is_kept(anywhere: Run, runner: Callable[..., object]) -> None:
     async def body(session: IPythonSession) -> None:
-        await session.run("import time, subprocess, itertools, os; x = 1", LIMIT_S)
+        await session.run("import asyncio, time, subprocess, itertools, os; x = 1", LIMIT_S)
         for code in (
             "print('begun'); time.sleep(3600); print('no')",
             "while True: pass",
