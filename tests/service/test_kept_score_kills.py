@@ -10,11 +10,9 @@ import psutil
 import pytest
 from support.waiting import until
 
-from prorl_zmq import Job, Sampling
-
 from .test_kept_blocks import blocks, ended, is_of
 from .test_node import cluster
-from .test_score_kills import JOBS, stays
+from .test_score_kills import JOBS, stays, submit_until_all_wait, until_all_wait_again
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,22 +53,6 @@ def process_of(cluster: Cluster, kind: str) -> psutil.Process:
     return next(one for one in psutil.process_iter() if is_of(one, cluster, kind))
 
 
-def submit(client: RolloutClient) -> list[str]:
-    """Submit jobs whose teacher has stopped; return when all wait for it."""
-    job_ids = client.submit(
-        Job(
-            task="math",
-            instance={"problem": f"{number}", "ground_truth": "1"},
-            sampling=Sampling(max_tokens=12),
-            backend_wait_s=60,
-            teacher="teacher:4",
-        )
-        for number in range(JOBS)
-    )
-    until(lambda: client.status(timeout_s=30).running.get("score") == JOBS, "all wait for the teacher", 60)
-    return list(job_ids)
-
-
 def check(client: RolloutClient, cluster: Cluster, job_ids: list[str], scorings: set[int]) -> None:
     """Check that each result has its scores, one rollout and one block, and that no block stays."""
     ended(client, JOBS)
@@ -93,17 +75,10 @@ def test_a_kill_while_jobs_wait_for_a_teacher_repeats_scoring_at_most(shared: Cl
     with shared.client() as client:
         os.kill(teacher.pid, signal.SIGSTOP)
         try:
-            job_ids = submit(client)
+            job_ids = submit_until_all_wait(client)
             before = client.status().redelivered
             process_of(shared, kind).kill()
-            until(
-                lambda: (
-                    client.status(timeout_s=30).redelivered >= repeated * (before + JOBS)
-                    and client.status().running.get("score") == JOBS
-                ),
-                "all wait for the teacher again",
-                60,
-            )
+            until_all_wait_again(client, repeated * (before + JOBS))
         finally:
             os.kill(teacher.pid, signal.SIGCONT)
         check(client, shared, job_ids, {1 + repeated})
@@ -115,7 +90,7 @@ def test_a_kill_while_scores_are_stored_leaves_one_block_per_result(shared: Clus
     with shared.client() as client:
         os.kill(teacher.pid, signal.SIGSTOP)
         try:
-            job_ids = submit(client)
+            job_ids = submit_until_all_wait(client)
         finally:
             os.kill(teacher.pid, signal.SIGCONT)
         until(lambda: client.status(timeout_s=30).uncollected, "the first has its scores", 60)

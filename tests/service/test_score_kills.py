@@ -47,32 +47,41 @@ def stays(client: RolloutClient, job_id: str) -> Counter[str]:
     return Counter(span.phase for span in client.trace(job_id).spans if span.place == "held")
 
 
+def submit_until_all_wait(client: RolloutClient) -> list[str]:
+    """Submit jobs whose teacher has stopped; return when all wait for it."""
+    job_ids = client.submit(
+        Job(
+            task="math",
+            instance={"problem": f"{number}", "ground_truth": "1"},
+            sampling=Sampling(max_tokens=12),
+            backend_wait_s=60,
+            teacher="teacher:4",
+        )
+        for number in range(JOBS)
+    )
+    until(lambda: client.status(timeout_s=30).running.get("score") == JOBS, "all wait for the teacher", 60)
+    return list(job_ids)
+
+
+def until_all_wait_again(client: RolloutClient, redelivered: int) -> None:
+    """Wait until the teacher's jobs wait for it again, and so many jobs of the service were redelivered."""
+    until(
+        lambda: client.status(timeout_s=30).redelivered >= redelivered and client.status().running.get("score") == JOBS,
+        "all wait for the teacher again",
+        60,
+    )
+
+
 @pytest.mark.parametrize("process", ["stage_score.json", "rollout_broker.json", "stage_run.json"])
 def test_a_kill_while_jobs_wait_for_a_teacher_repeats_scoring_at_most(service: Service, process: str) -> None:
     teacher = service.child("engine-1.engine.json")
     with service.client() as client:
         os.kill(teacher, signal.SIGSTOP)
         try:
-            job_ids = client.submit(
-                Job(
-                    task="math",
-                    instance={"problem": f"{number}", "ground_truth": "1"},
-                    sampling=Sampling(max_tokens=12),
-                    teacher="teacher:4",
-                )
-                for number in range(JOBS)
-            )
-            until(lambda: client.status().running.get("score") == JOBS, "all wait for the teacher", 60)
+            job_ids = submit_until_all_wait(client)
             repeated, before = int(process == "stage_score.json"), client.status().redelivered
             os.kill(service.child(process), signal.SIGKILL)
-            until(
-                lambda: (
-                    client.status(timeout_s=30).redelivered >= repeated * (before + JOBS)
-                    and client.status().running.get("score") == JOBS
-                ),
-                "all wait for the teacher again",
-                60,
-            )
+            until_all_wait_again(client, repeated * (before + JOBS))
         finally:
             os.kill(teacher, signal.SIGCONT)
         found = list(client.stream(timeout_s=60))
