@@ -106,7 +106,7 @@ BUDGET = {
     "inference": 2950,
     "inference.chat": 2700,
     "inference.embedded": 250,
-    "inference.hosting": 2250,
+    "inference.hosting": 2300,
     "inference.http": 2550,
     "inference.tool_calls": 1600,
     "inference.vllm": 1200,

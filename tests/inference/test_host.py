@@ -442,6 +442,31 @@ def test_a_request_that_is_sent_again_runs_once_and_is_answered_over_both_connec
     in_world(test)
 
 
+def test_a_request_that_is_repeated_as_its_generation_ends_is_answered(in_world: InWorld) -> None:
+    async def test(world: Any) -> None:
+        first, second, asked = world.raw(), world.raw(), {}
+        serve, original = world.host._serve, world.engine.generate
+
+        def noted(envelope: Any, request: Any, message: Any) -> None:
+            asked[request.request_id] = envelope, request, message
+            serve(envelope, request, message)
+
+        async def generate_and_repeat(*args: Any) -> Any:
+            done = await original(*args)
+            envelope, (_, request, message) = asked["h1"][0], asked["g1"]
+            asyncio.get_running_loop().call_soon(serve, envelope, request, message)
+            return done
+
+        world.host._serve, world.engine.generate = noted, generate_and_repeat
+        second.send(b"", codec.encode(EngineHealth("h1")))
+        await second.receive(AnyEngineReply)
+        first.send(b"", generate("g1", 20, seed=1), PROMPT.tobytes())
+        for connection in (first, second):
+            assert isinstance(await connection.receive(AnyEngineReply), Generated)
+
+    in_world(test)
+
+
 def test_an_abort_ends_the_generation_without_a_reply(in_world: InWorld) -> None:
     async def test(world: Any) -> None:
         raw = world.raw()

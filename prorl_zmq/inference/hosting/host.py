@@ -22,11 +22,9 @@ from operator import index
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
-import numpy as np
 import uvloop
 import zmq
 
-from ...data.records import array_form
 from ...errors import ConfigError, EngineFailed, ErrorInfo, InternalError, InvalidWeights, MalformedMessage, ProrlError
 from ...metrics import catalog
 from ...metrics.reporter import MetricsReporter
@@ -47,7 +45,6 @@ from ...wire.messages.engines import (
     EngineHealth,
     EngineReady,
     Generate,
-    Generated,
     Score,
     WeightUpdate,
 )
@@ -58,21 +55,26 @@ from ..engine import Wanted, as_plain
 from ..records import asked_records
 from .engine_figures import EngineFigures
 from .engine_updates import EngineUpdates
+from .frames import add_envelope, frame_bytes, generated, token_array
 from .hosted_adapters import HostedAdapters
 from .registration import Registration
-from .score_queue import ScoreQueue, add_envelope, frame_bytes, token_array
+from .score_queue import ScoreQueue
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from ...wire.messages.engines import AnyEngineReply, UpdateTimes
     from ...wire.messages.jobs import RecordName
     from ...wire.sockets import Frame
     from ..engine import Engine, Generation
+
+    _Answer = tuple[AnyEngineReply, Sequence[Frame]] | None
+    """A reply and its arrays; None: the generation was aborted."""
 
 HEARTBEAT_S = 1.0
 HEALTH_S = 5.0
@@ -159,7 +161,7 @@ class EngineHost:
             router.close()
             raise
         self._router = AsyncSocket(router, self._receive, copied=0)  # only a frame has the sender's envelope
-        self._generations: dict[str, asyncio.Task[None]] = {}
+        self._generations: dict[str, asyncio.Task[_Answer]] = {}
         self._envelopes: dict[str, list[Sequence[Frame]]] = {}
         """The envelopes for the answer to each generation (see `add_envelope`)."""
         self._scores = ScoreQueue(engine, lambda: bool(self._generations), self._using, self._send, self._refuse)
@@ -327,8 +329,9 @@ class EngineHost:
                     with about_job(request.job_id):  # adds the job to the task's log records
                         task = asyncio.create_task(self._generate(request, token_ids))
                     self._generations[request.request_id] = task
-                    # Not in the task: one that is cancelled before it begins never runs at all.
-                    task.add_done_callback(partial(self._forget, request.request_id))
+                    # Not in the task: one that is cancelled before it begins never runs, and a request may be repeated
+                    # until it is forgotten.
+                    task.add_done_callback(partial(self._ended, request.request_id))
             case Score():
                 self._scores.add(envelope, request, token_array(message[1]))
             case Abort():
@@ -343,7 +346,7 @@ class EngineHost:
                 self._updating.add(update)
                 update.add_done_callback(self._updating.discard)
 
-    async def _generate(self, request: Generate, token_ids: NDArray[np.int32]) -> None:
+    async def _generate(self, request: Generate, token_ids: NDArray[np.int32]) -> _Answer:
         request_id, backend_id, began = request.request_id, self._options.backend_id, time.monotonic()
         result: str = "failed"
         try:
@@ -354,22 +357,15 @@ class EngineHost:
                 done = await self._answer(request, token_ids)
             done = as_plain(done, len(token_ids))
             self._figures.note_turn(request.job_id, token_ids, done, time.monotonic())
-            result = done.finish_reason
-            header = Generated(
-                request_id,
-                finish_reason=done.finish_reason,
-                spans=done.spans,
-                cached_tokens=done.cached_tokens,
-                arrays=tuple(array_form(name, one) for name, one in done.records.items()),
-            )
-            arrays: list[Frame] = [done.token_ids.tobytes(), done.logprobs.tobytes()]
-            arrays += [one.reshape(-1).view(np.uint8).data for one in done.records.values()]
-            self._send(self._envelopes[request_id], header, arrays)
+            answer, result = generated(request_id, done), done.finish_reason
         except asyncio.CancelledError:
             result = "cancelled"
             log.debug("generation %s was aborted", request_id)
+            return None
         except Exception as error:  # noqa: BLE001 - reported to the client; the host continues
-            self._refuse(self._envelopes[request_id], request_id, error)
+            return Refused(request_id, _describe(error)), ()
+        else:
+            return answer
         finally:
             catalog.ENGINE_REQUESTS.add(backend_id, result)
             catalog.ENGINE_SECONDS.observe(time.monotonic() - began, backend_id)
@@ -387,8 +383,13 @@ class EngineHost:
         own = request.model in ("", self._options.name)
         return nullcontext() if own else self._adapters.using(request.model, request.weight_version)
 
-    def _forget(self, request_id: str, _: asyncio.Task[None]) -> None:
-        del self._generations[request_id], self._envelopes[request_id]
+    def _ended(self, request_id: str, task: asyncio.Task[_Answer]) -> None:
+        """Answer all who asked for a generation, and forget it."""
+        envelopes = self._envelopes.pop(request_id)
+        del self._generations[request_id]
+        answer = task.result() if not task.cancelled() else None
+        if answer is not None:
+            self._send(envelopes, *answer)
         if not self._generations:
             self._scores.generations_ended()
 

@@ -13,20 +13,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
-
-from ...errors import Busy, EngineFailed, MalformedMessage
+from ...errors import Busy, EngineFailed
 from ...system.logs import about_job
 from ...wire.messages.engines import Scored
 from ..engine import checked_scores
+from .frames import add_envelope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    import zmq
+    import numpy as np
     from numpy.typing import NDArray
 
+    from ...data.scores import Scores
     from ...wire.messages.engines import Score
     from ...wire.sockets import Frame
     from ..engine import Engine, ScoringEngine
@@ -39,8 +39,6 @@ QUIET_S = 1.0
 """Seconds after the last generation for which others are expected: turns of rollouts end together, or call a tool."""
 WAITING_LIMIT = 4096
 """Most requests that wait."""
-ENVELOPES_LIMIT = 8
-"""Most connections that get the answer to one request."""
 RETRY_S = 2.0
 """After how many seconds a request beyond them may be repeated."""
 
@@ -53,7 +51,7 @@ class _Asked:
     token_ids: NDArray[np.int32]
     envelopes: list[Sequence[Frame]]
     """Of the answer (see `add_envelope`)."""
-    task: asyncio.Task[None] | None = None
+    task: asyncio.Task[Scores | Exception | None] | None = None
     """None: it waits."""
 
 
@@ -129,7 +127,7 @@ class ScoreQueue:
                 asked.task = asyncio.create_task(self._score(asked))
             asked.task.add_done_callback(partial(self._ended, asked, asyncio.get_running_loop().time()))
 
-    def close(self) -> list[asyncio.Task[None]]:
+    def close(self) -> list[asyncio.Task[Scores | Exception | None]]:
         """Refuse what waits; return the tasks of what runs, which end with their engine."""
         waiting, self._waiting = [*self._waiting], deque()
         for asked in waiting:
@@ -157,49 +155,29 @@ class ScoreQueue:
         self._timer = loop.call_at(min(times), self.begin_next) if times else None
         return False
 
-    async def _score(self, asked: _Asked) -> None:
+    async def _score(self, asked: _Asked) -> Scores | Exception | None:
         request, token_ids, engine = asked.request, asked.token_ids, cast("ScoringEngine", self._engine)
         try:
             with self._using(request) as adapter:
                 more = {"adapter": adapter} if adapter else {}
                 scores = await engine.score(token_ids, request.top, request.job_id, **more)
-            scores = checked_scores(scores, len(token_ids), request.top, engine.description.vocabulary)
+            return checked_scores(scores, len(token_ids), request.top, engine.description.vocabulary)
         except asyncio.CancelledError:
             log.debug("scoring %s was aborted", request.request_id)
+            return None
         except Exception as error:  # noqa: BLE001 - reported to the client; the host continues
-            self._fail(asked.envelopes, request.request_id, error)
-        else:
-            arrays = [each.tobytes() for each in (scores.logprobs, scores.top_ids, scores.top_logprobs)]
-            self._answer(asked.envelopes, Scored(request.request_id, weight_version=scores.weight_version), arrays)
+            return error
 
-    def _ended(self, asked: _Asked, began: float, _: asyncio.Task[None]) -> None:
-        del self._asked[asked.request.request_id]
+    def _ended(self, asked: _Asked, began: float, task: asyncio.Task[Scores | Exception | None]) -> None:
+        """Answer all who asked for a text's scores, and begin the next text."""
+        request_id = asked.request.request_id
+        del self._asked[request_id]
+        scores = task.result() if not task.cancelled() else None
+        if isinstance(scores, Exception):
+            self._fail(asked.envelopes, request_id, scores)
+        elif scores is not None:
+            arrays = [each.tobytes() for each in (scores.logprobs, scores.top_ids, scores.top_logprobs)]
+            self._answer(asked.envelopes, Scored(request_id, weight_version=scores.weight_version), arrays)
         now = asyncio.get_running_loop().time()
         self._rest_until = now + (now - began) * (1 / SHARE - 1)
         self.begin_next()
-
-
-def add_envelope(envelopes: list[Sequence[Frame]], envelope: Sequence[Frame]) -> None:
-    """Add the envelope of a repeated request to those that get its answer, of which the latest are kept.
-
-    A client repeats a request over a new connection, which does not tell which one is dead: after a pause of this
-    process, what came over the old one may be read last.
-    """
-    envelopes.append(envelope)
-    del envelopes[:-ENVELOPES_LIMIT]
-
-
-def token_array(frame: bytes | zmq.Frame) -> NDArray[np.int32]:
-    """Return a frame as int32 [N].
-
-    Raises:
-        MalformedMessage: its size is not a multiple of 4 bytes.
-    """
-    data = frame_bytes(frame)
-    if len(data) % 4:
-        raise MalformedMessage(f"token ids are int32, 4 bytes each; a frame of {len(data)} bytes holds something else")
-    return np.frombuffer(data, np.int32)
-
-
-def frame_bytes(frame: bytes | zmq.Frame) -> bytes:
-    return frame if isinstance(frame, bytes) else frame.bytes
