@@ -46,8 +46,8 @@ class KeptBlocks:
         """Nodes that have not reported since this process began or they were gone, and their deadlines."""
         self._relays: dict[str, float] = {}
         """Jobs whose blocks the broker wants, and when to ask their nodes next."""
-        self._lost: dict[str, None] = {}
-        """Jobs whose blocks are lost."""
+        self._lost: dict[str, str] = {}
+        """Jobs whose blocks are lost: their node if it is gone, empty if only the block is."""
         self._released: list[tuple[str, str]] = []
         self._forgotten: list[tuple[str, str]] = []
         """Nodes and ids of blocks released since the last tick, and since the one before."""
@@ -97,6 +97,9 @@ class KeptBlocks:
         there, ours = set(report.kept), self._of_node.get(report.node, {})
         self._released += [(report.node, block_id) for block_id in there - ours.keys()]
         self.lose(job_id for block_id, job_id in ours.items() if block_id not in there)
+        for block_id in there & ours.keys():
+            if self._lost.get(ours[block_id]) == report.node:
+                del self._lost[ours[block_id]]
 
     def gone(self, stage_ids: Iterable[str], now: float) -> None:
         """Give the nodes that reported under these stage ids a lease to report their blocks again."""
@@ -106,7 +109,7 @@ class KeptBlocks:
             self._awaited[node] = now + self._lease_s
 
     def lose(self, job_ids: Iterable[str]) -> None:
-        self._lost.update(dict.fromkeys(job_ids))
+        self._lost.update(dict.fromkeys(job_ids, ""))
 
     def take_lost(self, ended: Callable[[str], Finished | None]) -> list[tuple[Finished, BlockHandle]]:
         """Return the results and handles of jobs to run again; jobs that have not ended stay queued here."""
@@ -136,7 +139,8 @@ class KeptBlocks:
         ]
 
     def _lose_node(self, node: str) -> None:
-        self.lose(self._of_node.get(node, {}).values())
+        for job_id in self._of_node.get(node, {}).values():
+            self._lost.setdefault(job_id, node)
 
 
 def _by_node(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:

@@ -93,6 +93,16 @@ def test_a_node_that_reports_within_a_lease_keeps_its_blocks() -> None:
     assert lost(blocks) == []
 
 
+def test_a_block_that_comes_back_with_its_node_is_not_lost_unless_it_was_damaged() -> None:
+    blocks = made("a", "b")
+    blocks.lose(["job-b"])
+    blocks.gone(["run-n"], 0.0)
+    blocks.tick(LEASE_S)
+    assert blocks.take_lost(lambda _: None) == [], "neither job has ended yet"
+    blocks.reported(report("a", "b", stage_id="run-n-again"))
+    assert lost(blocks) == ["job-b"]
+
+
 def test_a_job_that_has_not_ended_waits_with_its_loss_and_one_that_began_anew_has_none() -> None:
     blocks = made("a", "b")
     blocks.gone(["run-n"], 0.0)
