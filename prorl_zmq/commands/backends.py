@@ -181,7 +181,7 @@ def update_weights(
     with target.client() as client:
         started = time.monotonic()
         with Progress("prorl backends", f"loading version {weight_version} from {path}"):
-            engines = client.update_weights(path.absolute(), weight_version, mode=mode, base=base, **update.arguments)
+            engines = client.update_weights(path, weight_version, mode=mode, base=base, **update.arguments)
         spent_s = time.monotonic() - started
         name = update.model_name
         is_adapter = any(name in one.backend.adapters for one in client.backends.list())

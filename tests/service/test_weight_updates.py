@@ -306,6 +306,17 @@ def test_updates_that_nobody_ends_and_that_some_cannot_begin(service: TestServic
     until(lambda: service.log().count("going on with weights 0") == 2, "the engines' words")
 
 
+def test_a_relative_path_begins_at_the_callers_working_directory(
+    service: TestService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_engine(service, "a", make_policy(tmp_path, 0))
+    with service.client() as client:
+        until(lambda: client.backends.list(), "the engine to register")
+        monkeypatch.chdir(tmp_path)
+        client.update_weights(make_policy(tmp_path, 1).name, 1)
+        assert states(client) == {"a": ("ready", 1)}
+
+
 @pytest.mark.parametrize("name", ["a", "reborn"])
 def test_a_host_that_is_born_again_with_old_weights_gives_no_tokens_of_these(
     service: TestService, tmp_path: Path, name: str

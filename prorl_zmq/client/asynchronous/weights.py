@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -16,8 +17,6 @@ from ...wire.messages.engines import UPDATE_LIMIT_S, WeightUpdate
 from ..keep_alive import KeepAlive
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ...wire.messages.engines import UpdateMode, UpdateStep, UpdateTimes
     from .backends import AsyncBackends
     from .connection import AsyncServiceConnection
@@ -139,7 +138,8 @@ class AsyncWeightUpdates:
 
         Args:
             path: for vLLM a directory with safetensors of the model's own names and shapes; for the embedded engine an
-                .npz file; for an adapter the folder that PEFT's `save_pretrained` wrote.
+                .npz file; for an adapter the folder that PEFT's `save_pretrained` wrote. A relative one begins at the
+                caller's working directory.
             weight_version: their version, which every token that they generate carries.
             mode: what happens to running generations; see `begin_weights`. With an adapter they end with the version
                 that they began with.
@@ -158,7 +158,7 @@ class AsyncWeightUpdates:
             RequestTimeout: an engine did not answer; `backend` names it.
         """
         update = self._weight_update("load", weight_version, timeout_s, take_over=take_over, model=model)
-        served = await self._serve_weights(replace(update, path=str(path), mode=mode, base=base, digest=digest))
+        served = await self._serve_weights(replace(update, path=_absolute(path), mode=mode, base=base, digest=digest))
         return dict(served.backends)
 
     async def remove_model(self, model: str, *, timeout_s: float | None = None, take_over: bool = False) -> None:
@@ -248,3 +248,7 @@ class AsyncWeightUpdates:
     def _hold_no_more(self, model: str) -> None:
         if (holding := self._holding.pop(model, None)) is not None:
             holding.close()
+
+
+def _absolute(path: str | Path) -> str:
+    return str(Path(path).absolute())
