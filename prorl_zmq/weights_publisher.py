@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from .errors import ConfigError, EngineFailed, NoBackend, ProrlError, RequestTimeout
+from .errors import ConfigError, EngineFailed, InvalidWeights, NoBackend, ProrlError, RequestTimeout
 from .inference.checkpoint import read_tensors
 from .inference.weights.version_chain import Content
 from .system.held_file import claim_folder
@@ -278,7 +278,12 @@ class WeightsPublisher:
                 100 * share,
             )
         began = time.perf_counter()
-        engines = self._update(path, weight_version, timeout_s, writer.digest)
+        try:
+            engines = self._update(path, weight_version, timeout_s, writer.digest)
+        except InvalidWeights:
+            if self._versions is not None:
+                self._versions.discard()  # the next version is full: it needs none that an engine lacks or rejects
+            raise
         update_s = time.perf_counter() - began
         if self._versions is None:
             made = [old for old in self._folder.iterdir() if MADE.fullmatch(old.name) and old != path]

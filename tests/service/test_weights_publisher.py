@@ -156,6 +156,27 @@ def test_a_hundred_versions_by_delta_are_the_trainers_bit_for_bit(
     assert len([*folder.glob("weight_v*")]) < 20, "old versions are deleted"
 
 
+def test_the_version_after_a_rejected_delta_is_full(client: RolloutClient, served: Path, tmp_path: Path) -> None:
+    folder, copy = tmp_path / "weights", tmp_path / "copy"
+    weights = {"w": torch.zeros(64, 64)}
+    tensor_files.save_file({"w": weights["w"].to(torch.bfloat16)}, served / "a.safetensors")
+    with weights_publisher.WeightsPublisher(client, served, folder, form="delta") as publisher:
+        for version in (1, 2):
+            weights["w"][version] += 1
+            publisher.publish(weights.items(), version)
+        (damaged,) = (folder / "weight_v000002").glob("*.safetensors")
+        damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+        shutil.rmtree(copy)
+        weights["w"][3] += 1
+        with pytest.raises(InvalidWeights, match="weight_v000002"):
+            publisher.publish(weights.items(), 3)
+        weights["w"][4] += 1
+        published = publisher.publish(weights.items(), 4)
+        assert published is not None
+        assert published.written_bytes >= published.size_bytes
+    assert [one.backend.weight_version for one in client.backends.list()] == [4]
+
+
 @pytest.mark.timeout(120)
 def test_what_another_publisher_wrote_under_the_same_number_is_refused(
     client: RolloutClient, served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
