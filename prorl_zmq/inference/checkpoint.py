@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from ..errors import ProrlError
+
 INDEX = "model.safetensors.index.json"
 """Lists which file holds each tensor of a checkpoint in several files."""
 DELTA = "delta"
@@ -65,17 +67,19 @@ class TensorKind(NamedTuple):
     shape: tuple[int, ...]
 
 
-async def read_in_time(limit_s: float, read: Callable[..., _Read], path: Path, *others: object) -> _Read:
+async def read_in_time(
+    limit_s: float, read: Callable[..., _Read], path: Path, *others: object, late: type[ProrlError] = InvalidWeights
+) -> _Read:
     """Call `read` with new weights in its own thread, since a folder on a network may hang.
 
     Raises:
-        InvalidWeights: it took longer than the limit, or as `read`.
+        ProrlError: of the type `late`, if it took longer than the limit; or as `read`.
     """
     try:
         async with asyncio.timeout(limit_s):
             return await run_aside(read, path, *others)
     except TimeoutError:
-        raise InvalidWeights(f"{path} could not be read within {limit_s:g} s", path=str(path)) from None
+        raise late(f"{path} could not be read within {limit_s:.3g} s", path=str(path)) from None
 
 
 def check_checkpoint(path: Path, like: Path) -> None:

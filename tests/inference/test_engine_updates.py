@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 from support.weight_versions import KINDS, assert_same, model, publish, read_copy, step, write_checkpoint
 
-from prorl_zmq.errors import EngineFailed, InvalidWeights, UpdateInProgress, UpdateNotBegun
+from prorl_zmq.errors import EngineFailed, InvalidWeights, RequestTimeout, UpdateInProgress, UpdateNotBegun
 from prorl_zmq.inference.checkpoint import DELTA, read_ahead
 from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.hosting import engine_updates
 from prorl_zmq.inference.hosting.engine_updates import EngineUpdates
+from prorl_zmq.inference.weights.local_copy import LocalCopy
 from prorl_zmq.inference.weights.published_weights import PublishedWeights
 from prorl_zmq.inference.weights.version_chain import Content
 from prorl_zmq.wire.messages.engines import WeightUpdate
@@ -414,6 +415,51 @@ def test_a_number_with_other_weights_than_were_published_is_refused(
         assert_same(engine.loaded[0][2], SECOND)
 
     with_folders(policy, tmp_path, test, copies_all=copies_all)
+
+
+def test_a_host_that_is_too_slow_says_so_and_loads_the_weights_later(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(engine: FolderEngine, updates: EngineUpdates, root: Path) -> None:
+        with PublishedWeights(root, KINDS, threads=1) as published:
+            first, second = publish(published, model(), 1), publish(published, SECOND, 2)
+        await updates.load(first.path, Content(1, first.weights), "keep")
+        wanted = Content(2, second.weights)
+        with LocalCopy(tmp_path / "copy", None).reading(1):  # as a neighbour that was stopped
+            with pytest.raises(RequestTimeout):
+                await updates.fetch(second.path, wanted, 0.25)
+            with monkeypatch.context() as patch:
+                patch.setattr(engine_updates, "FETCH_S", 0.2)
+                with pytest.raises(RequestTimeout):
+                    await updates.load(second.path, wanted, "keep")
+            for thread in threading.enumerate():
+                if thread.name in ("fetch", "hold"):
+                    thread.join(WAIT_S)
+                    assert not thread.is_alive(), "it waits for the lock after its time"
+        assert [one[1] for one in engine.loaded] == [1]
+        await updates.load(second.path, wanted, "keep")
+        assert_same(engine.loaded[1][2], SECOND)
+
+    with_folders(policy, tmp_path, test)
+
+
+def test_a_published_folder_that_hangs_is_too_slow_too(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go = threading.Event()
+    monkeypatch.setattr(engine_updates, "delta_of", lambda _: let_go.wait(WAIT_S))
+    monkeypatch.setattr(engine_updates, "FETCH_S", 0.05)
+
+    async def test(engine: FolderEngine, updates: EngineUpdates, root: Path) -> None:
+        for asked in ("fetch", "load"):
+            with pytest.raises(RequestTimeout, match=r"could not be read within 0\.0"):
+                await updates.update(WeightUpdate("r", asked, 1, str(root), timeout_s=0.05))
+        assert not engine.loaded
+
+    try:
+        with_folders(policy, tmp_path, test)
+    finally:
+        let_go.set()
 
 
 def test_a_folder_of_something_else_is_no_copy(policy: Policy, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import EngineFailed, InvalidWeights, UpdateInProgress, UpdateNotBegun
+from ...errors import EngineFailed, InvalidWeights, RequestTimeout, UpdateInProgress, UpdateNotBegun
 from ...wire.messages.engines import UpdateTimes
 from ..checkpoint import delta_of, index_metadata, read_ahead, read_in_time
 from ..weights.version_chain import Content
@@ -159,22 +159,19 @@ class EngineUpdates:
             limit_s: when the broker stops waiting; the answer comes before.
 
         Raises:
-            InvalidWeights: they have other content, or cannot be copied, or not in time.
+            InvalidWeights: they have other content, or cannot be copied.
             EngineFailed: the copy cannot be written.
+            RequestTimeout: the folder or its copy took too long; a later load continues.
         """
         limit_s *= ANSWER_SHARE
         began = time.monotonic()
         until = began + limit_s
         read_bytes = 0
-        try:
-            copy = await read_in_time(limit_s, self._copy_for, path, wanted)
-        except InvalidWeights:
-            if time.monotonic() < until:
-                raise
-            return UpdateTimes(time.monotonic() - began)  # the folder hangs
+        copy = await read_in_time(limit_s, self._copy_for, path, wanted, late=RequestTimeout)
         if copy is not None:
             left_s = until - time.monotonic()
-            read_bytes = (await read_in_time(left_s, copy.fetch, path, wanted, until)).read_bytes
+            fetched = await read_in_time(left_s, copy.fetch, path, wanted, until, late=RequestTimeout)
+            read_bytes = fetched.read_bytes
         elif self._engine.description.reads_here:
             with suppress(InvalidWeights):
                 read_bytes = await read_in_time(until - time.monotonic(), read_ahead, path, until)
@@ -187,6 +184,7 @@ class EngineUpdates:
             UpdateInProgress: an update to another version was begun.
             InvalidWeights: they cannot be used; the engine continues with its current ones.
             EngineFailed: the engine does not support new weights, or failed during the update.
+            RequestTimeout: the weights could not be copied within `FETCH_S`; the engine continues as before.
         """
         weight_version = wanted.version
         self._check_none_but(weight_version)
@@ -196,12 +194,14 @@ class EngineUpdates:
             await asyncio.wait([begun.stopping])
         async with self._one_change:
             fetching = time.monotonic()
+            until = fetching + FETCH_S
             try:
-                copy = await read_in_time(FETCH_S, self._copy_for, path, wanted)
+                copy = await read_in_time(FETCH_S, self._copy_for, path, wanted, late=RequestTimeout)
                 with ExitStack() as held:
                     if copy is not None:
-                        until = time.monotonic() + FETCH_S
-                        held.enter_context(await read_in_time(FETCH_S, copy.hold, path, wanted, until))
+                        left_s = until - time.monotonic()
+                        hold = await read_in_time(left_s, copy.hold, path, wanted, until, late=RequestTimeout)
+                        held.enter_context(hold)
                         path = copy.folder
                     loading = time.monotonic()
                     pause_s = await self._engine.update_weights(path, weight_version, mode)

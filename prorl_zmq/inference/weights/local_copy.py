@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import IO, TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 SYNC = ".weight_sync"
 THREADS = min(16, os.cpu_count() or 1)
+LOCK_POLL_S = 0.05
+"""Seconds between two tries to lock the copy."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _Result = TypeVar("_Result")
@@ -192,7 +194,7 @@ class LocalCopy:
         began = time.perf_counter()
         source = _Source(path, wanted.version, self._like)
         try:
-            with self._locked(fcntl.LOCK_EX):
+            with self._locked(fcntl.LOCK_EX, until):
                 run = _Run(self._threads, until)
                 run.check_time()
                 try:
@@ -209,13 +211,14 @@ class LocalCopy:
         return Fetched(wanted.version, state.weights, run.read_bytes, run.tensors, time.perf_counter() - began)
 
     @contextmanager
-    def reading(self, version: int) -> Iterator[Path]:
+    def reading(self, version: int, until: float = inf) -> Iterator[Path]:
         """Keep the copy unchanged while an engine loads it: the folder.
 
         Raises:
             InvalidWeights: it does not have this version.
+            RequestTimeout: another process changed it until then.
         """
-        with self._locked(fcntl.LOCK_SH):
+        with self._locked(fcntl.LOCK_SH, until):
             had = self.had
             if had is None or had.version != version:
                 what = "no whole version" if had is None else f"version {had.version}"
@@ -232,7 +235,7 @@ class LocalCopy:
             self.fetch(path, wanted, until)
             with ExitStack() as stack:
                 try:
-                    stack.enter_context(self.reading(wanted.version))
+                    stack.enter_context(self.reading(wanted.version, until))
                 except InvalidWeights:
                     continue  # another process has changed it meanwhile
                 if time.monotonic() > until:
@@ -413,13 +416,16 @@ class LocalCopy:
         write_aside(self.folder / INDEX, json.dumps(index).encode())
 
     @contextmanager
-    def _locked(self, how: int) -> Iterator[None]:
+    def _locked(self, how: int, until: float) -> Iterator[None]:
         sync = self.folder / SYNC
         if not sync.is_dir() and self.folder.is_dir() and any(self.folder.iterdir()):
             raise EngineFailed(f"{self.folder} has files that are no copy of weights; give another `weights_dir`")
         sync.mkdir(parents=True, exist_ok=True)
         with (sync / "lock").open("a") as lock:
-            fcntl.flock(lock, how)
+            while not _try_lock(lock, how):
+                if time.monotonic() > until:
+                    raise RequestTimeout(f"another process held the copy in {self.folder} for all of the time")
+                time.sleep(LOCK_POLL_S)
             yield
 
     def _state(self) -> State:
@@ -446,6 +452,13 @@ def _opened(version: VersionFolder, flags: int) -> Iterator[dict[str, StoredTens
             files[file] = os.open(version.path / file, flags)
             stack.callback(os.close, files[file])
         yield {name: StoredTensor(files[at.file], at.at, at.length) for name, at in version.tensors.items()}
+
+
+def _try_lock(file: IO[str], how: int) -> bool:
+    with suppress(BlockingIOError):
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 def _largest_first(places: Mapping[str, Place]) -> list[str]:

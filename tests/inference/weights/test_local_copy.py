@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -316,6 +317,17 @@ def test_time_that_is_over(world: World) -> None:
     with pytest.raises(RequestTimeout, match="not fetched in time"):
         world.copy.fetch(version_path(world.root, 4), world.contents[4], until=time.monotonic() - 1)
     world.check(1)
+
+
+def test_a_copy_that_another_process_holds_for_too_long(world: World) -> None:
+    world.fetch(1)
+    with world.copy.reading(1), ThreadPoolExecutor(1) as pool:
+        path, until = version_path(world.root, 2), time.monotonic() + 0.1
+        with pytest.raises(RequestTimeout, match="another process held the copy"):
+            pool.submit(world.copy.fetch, path, world.contents[2], until).result(30)
+        assert time.monotonic() > until
+        world.check(1)
+    world.fetch(2)
 
 
 def test_a_disk_without_room(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
