@@ -24,7 +24,7 @@ import shutil
 import time
 from collections import deque
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from threading import Thread
@@ -100,9 +100,28 @@ class _Source:
         path = version_path(self.path.parent, version)
         return path if version or path.exists() or self.like is None else self.like
 
+    def published(self, version: int) -> Version:
+        """Return what is published of a version.
+
+        A delta of slime is for whatever has its base's number now. Later versions than the wanted one may be of before
+        that, so their bases are not known.
+        """
+        found = published(self.folder(version), version)
+        if found.base is None or found.base_weights:
+            return found
+        if version > self.version:
+            return found._replace(base=None)
+        return found._replace(base_weights=self._weights(found.base))
+
     def delta(self, version: int) -> VersionFolder:
         path = self.folder(version)
-        return read_version(path / DELTA if (path / DELTA).is_dir() else path)
+        delta = read_version(path / DELTA if (path / DELTA).is_dir() else path)
+        if delta.base_version is None or delta.base_weights:
+            return delta
+        return replace(delta, base_weights=self._weights(delta.base_version))
+
+    def _weights(self, version: int) -> str:
+        return read_version(self.folder(version)).weights
 
 
 class _Torn(Exception):
@@ -254,7 +273,7 @@ class LocalCopy:
         def look(version: int) -> Version | None:
             nonlocal problem
             try:
-                return published(source.folder(version), version)
+                return source.published(version)
             except InvalidWeights as error:
                 problem = problem or error.message
             return None

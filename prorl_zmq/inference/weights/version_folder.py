@@ -12,7 +12,8 @@ A delta's files have one U8 tensor of rank 1 for each changed tensor, its frame.
 whole new tensor is in the `__metadata__` of its file. We add to the index what slime's reader ignores: in `metadata`
 `weights`, the digest of all checksums, which identifies the version's content, and `base_weights`; and `files`, the
 length of each file and the checksums of its chunks. Without `delta_encoding`, a version is full. slime's reader needs
-numbers without gaps; ours follows `base_version`.
+numbers without gaps; ours follows `base_version`. slime's own deltas lack both digests: their files identify them,
+whatever their number, so that a version that was written again is another one.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class VersionFolder:
     """Of a delta: `xor` or `overwrite`."""
     checksum_format: str
     weights: str
-    """Identifies the content: of a plain checkpoint, its files. Empty: not known."""
+    """Identifies the content: the trainer's digest, or without one the files as they were written."""
     base_weights: str
     weight_map: Mapping[str, str]
     files: Mapping[str, Sums]
@@ -207,8 +208,9 @@ def read_version(path: Path) -> VersionFolder:
         if any("/" in file or file in ("", ".", "..") for file in index.weight_map.values()):
             raise ValueError("has an index that names files in other folders")
         weights, base_weights = (str(index.metadata.get(key, "")) for key in ("weights", "base_weights"))
-        if not weights and not encoding:
-            weights = _plain_digest(path, {*index.weight_map.values()})
+        if not weights:
+            files = {*index.weight_map.values()}
+            weights = _files_digest(path, files | {INDEX} if encoding else files)
     except (OSError, ValueError) as error:
         raise InvalidWeights(f"{_name(path)} {error}", path=str(path)) from error
     return VersionFolder(
@@ -237,8 +239,8 @@ def _read_index(path: Path) -> _Index:
         raise ValueError(f"has an index that cannot be read: {error}") from error
 
 
-def _plain_digest(path: Path, files: set[str]) -> str:
-    """Return what identifies the content of a plain checkpoint for this host, as far as files show without reading."""
+def _files_digest(path: Path, files: set[str]) -> str:
+    """Return what identifies a folder's content for this host, as far as files show without reading."""
     stats = {file: (path / file).stat() for file in sorted(files)}
     known = {file: (one.st_size, one.st_mtime_ns, one.st_ino) for file, one in stats.items()}
     return "files-" + checksum(np.frombuffer(repr((str(path.resolve()), known)).encode(), np.uint8))
