@@ -2,14 +2,15 @@
 
 | order | jobs |
 |---|---|
-| 1 | those that had a backend and left it: their rollouts have begun |
-| 2 | those of a group whose first job was admitted less than `PRECEDENCE_S` ago |
-| 3 | all others |
+| 1 | those that hold a backend of another model, for which others wait: they need no room |
+| 2 | those that had a backend and left it: their rollouts have begun |
+| 3 | those of a group whose first job was admitted less than `PRECEDENCE_S` ago |
+| 4 | all others |
 
-Of 1 and 2, the jobs whose group began with the oldest weights are first; then, and in 3, the order is that of arrival.
+Of 1 to 3, the jobs whose group began with the oldest weights are first; then, and in 4, the order is that of arrival.
 No size is compared: a job that finds no room waits at the head, and no smaller one passes it. A later job passes an
-earlier one only by 1 and 2, and both are bounded: only admitted jobs leave a backend, and only for a time does a group
-come first, however many jobs it has. So each job is admitted, if backends get room as long as it waits.
+earlier one only by 1 to 3, and all are bounded: only admitted jobs hold or leave a backend, and only for a time does a
+group come first, however many jobs it has. So each job is admitted, if backends get room as long as it waits.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
 Item = TypeVar("Item")
 
@@ -30,7 +31,7 @@ GROUP_LIMIT = 10_000
 """Most groups remembered; the one that began first is forgotten."""
 COMPACT_FROM = 64
 """The heap is compacted once it is larger than this and more than three quarters of it is stale."""
-LEFT, BEGUN, FRESH = range(3)
+HOLDS, LEFT, BEGUN, FRESH = range(4)
 
 
 class _Rank(NamedTuple):
@@ -54,7 +55,14 @@ class _Entry(Generic[Item]):
 
 
 class AdmissionQueue(Generic[Item]):
-    def __init__(self) -> None:
+    """The jobs of one queue.
+
+    Args:
+        holds: whether a job holds a backend of another model; `rerank` must follow once a waiting job does.
+    """
+
+    def __init__(self, holds: Callable[[str], bool] = lambda _: False) -> None:
+        self._holds = holds
         self._entries: dict[str, _Entry[Item]] = {}
         """By job."""
         self._heap: list[tuple[_Rank, str]] = []
@@ -123,9 +131,13 @@ class AdmissionQueue(Generic[Item]):
         if len(self._begun) > GROUP_LIMIT:
             self._begun.popitem(last=False)
         for other in self._by_group.get(group_id, ()):
-            entry = self._entries[other]
-            if entry.rank != self._rank(entry, now):
-                self._place(other, entry, now)
+            self.rerank(other, now)
+
+    def rerank(self, job_id: str, now: float) -> None:
+        """Move a job to the place that it has by now; one that does not wait is ignored."""
+        entry = self._entries.get(job_id)
+        if entry is not None and entry.rank != self._rank(job_id, entry, now):
+            self._place(job_id, entry, now)
 
     def in_order(self, now: float) -> Generator[tuple[str, Item]]:
         """Yield jobs and items, the first first. Meanwhile jobs may be admitted and withdrawn; O(log n) for each job.
@@ -139,7 +151,7 @@ class AdmissionQueue(Generic[Item]):
                 entry = self._entries.get(job_id)
                 if entry is None or entry.rank != rank:
                     continue
-                if rank.order == BEGUN and self._rank(entry, now) != rank:
+                if rank.order in (HOLDS, BEGUN) and self._rank(job_id, entry, now) != rank:
                     self._place(job_id, entry, now)
                     continue
                 passed.append((rank, job_id))
@@ -150,15 +162,17 @@ class AdmissionQueue(Generic[Item]):
                     heapq.heappush(self._heap, one)
 
     def _place(self, job_id: str, entry: _Entry[Item], now: float) -> None:
-        entry.rank = self._rank(entry, now)
+        entry.rank = self._rank(job_id, entry, now)
         heapq.heappush(self._heap, (entry.rank, job_id))
         if len(self._heap) > COMPACT_FROM and len(self._heap) > 4 * len(self._entries):
             self._heap = [(entry.rank, job_id) for job_id, entry in self._entries.items()]
             heapq.heapify(self._heap)
 
-    def _rank(self, entry: _Entry[Item], now: float) -> _Rank:
+    def _rank(self, job_id: str, entry: _Entry[Item], now: float) -> _Rank:
         begun = self._begun.get(entry.group_id)
         version = begun.weight_version if begun is not None else 0
+        if self._holds(job_id):
+            return _Rank(HOLDS, version, entry.arrival)
         if entry.has_left:
             return _Rank(LEFT, version, entry.arrival)
         if begun is not None and now < begun.since + PRECEDENCE_S:

@@ -279,7 +279,7 @@ class BackendHeap:
         if pinned is not None or pins.by_job:
             pins.add(request.owner, holder_id, request.attempt, pinned)
         if pinned is not None:
-            begun = self._has_begun(request)
+            begun = self.has_begun(request.job_id)
             members = self._members.values()
             backend_id = self.adapters.having(members, request, self._offers, begun=begun, anyhow=anyhow)
         else:
@@ -427,7 +427,7 @@ class BackendHeap:
         if ranking is None:
             return None
         return ranking.first(node, lacks) or (
-            ranking.first(node, lacks, begun=True) if self._has_begun(request) else None
+            ranking.first(node, lacks, begun=True) if self.has_begun(request.job_id) else None
         )
 
     def lacks_room(self, model: str, pinned: int | None) -> bool:
@@ -444,8 +444,9 @@ class BackendHeap:
         ranking = self._rankings.get(base or model)
         return ranking, None if base is None else lambda one: model not in self._members[one].models
 
-    def _has_begun(self, request: Assign) -> bool:
-        return request.job_id in self._assignments or request.job_id in self._besides
+    def has_begun(self, job_id: str) -> bool:
+        """Return whether a job holds a backend, of any model."""
+        return job_id in self._assignments or job_id in self._besides
 
     def _hold(self, holder_id: str, held: Assignment) -> None:
         self._assignments[holder_id] = held

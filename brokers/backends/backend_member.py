@@ -1,14 +1,17 @@
-"""Records of the backend heap: `Member` (a backend and its state), `Owned`, `Assignment` and `Served`."""
+"""Records of the backend heap: `Member` (a backend and its state), `Owned`, `Assignment`, `Served`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ...wire.messages.backends import BackendStatus
+from ...wire.messages.backends import BackendStatus, LackedRecord
 from ...wire.messages.base import POLICY
+from ...wire.records import RECORD_NAMES, RECORD_TOP_LIMIT, TEACHER, TOP_LOGPROBS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from ...wire.messages.backends import Assign, Backend
 
 
@@ -150,3 +153,25 @@ class Served(NamedTuple):
     backend_id: str
     trial: bool
     """Whether the job was the backend's trial."""
+
+
+def lacking_records(backends: Sequence[Backend], adapters: Mapping[str, str]) -> tuple[LackedRecord, ...]:
+    """Return, of each model, the records that one of its backends does not give or gives least of.
+
+    The record `teacher` is that of a backend that can score texts.
+
+    Args:
+        backends: all of them.
+        adapters: the models that are adapters, with the names of the backends whose weights they adapt.
+    """
+    lacking: dict[tuple[str, str], LackedRecord] = {}
+    for one in backends:
+        for model in (one.name, *(adapter for adapter, base in adapters.items() if base == one.name)):
+            given = (*one.records, TEACHER) if one.scores else one.records
+            for name in (*RECORD_NAMES, TEACHER):
+                limit = one.top_limit if name == TOP_LOGPROBS and name in given else 0
+                known = lacking.get((model, name))
+                if (name not in given or 0 < limit < RECORD_TOP_LIMIT) and (known is None or limit < known.top_limit):
+                    reason = one.unrecorded.get(name, "")
+                    lacking[model, name] = LackedRecord(model, name, one.backend_id, one.model, reason, limit)
+    return tuple(lacking.values())

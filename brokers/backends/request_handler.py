@@ -32,7 +32,6 @@ from ...wire.messages.backends import (
     DrainBackend,
     GenerationFailed,
     HoldWeights,
-    LackedRecord,
     ListBackends,
     ListModels,
     ModelList,
@@ -45,9 +44,9 @@ from ...wire.messages.backends import (
 )
 from ...wire.messages.base import POLICY, Done, Refused, holder
 from ...wire.messages.engines import WeightUpdate
-from ...wire.records import RECORD_NAMES, RECORD_TOP_LIMIT, TEACHER, TOP_LOGPROBS
 from .admission_queue import AdmissionQueue
 from .backend_heap import BackendHeap
+from .backend_member import lacking_records
 from .backend_probation import Probation
 from .backend_registry import BackendRegistry
 from .context_means import ContextMeans
@@ -239,7 +238,8 @@ class BackendRequestHandler:
             case HoldWeights() | WeightUpdate():
                 return self._weights_asked(envelope, request, now)
             case ListModels():
-                return ModelList(request.request_id, tuple(sorted(self._models())), self._lacking_records())
+                lacking = lacking_records(self.heap.backends(), self.heap.adapters.bases)
+                return ModelList(request.request_id, tuple(sorted(self._models())), lacking)
             case ReportStarts():
                 self._starts.report(request, now)
             case ListBackends():
@@ -250,26 +250,6 @@ class BackendRequestHandler:
     def _models(self) -> set[str]:
         own = self.heap.models() | self._starts.models() | self._registry.lost_models()
         return own | self.heap.adapters.published().keys()
-
-    def _lacking_records(self) -> tuple[LackedRecord, ...]:
-        """Return, of each model, the records that one of its backends does not give or gives least of.
-
-        The record `teacher` is that of a backend that can score texts.
-        """
-        lacking: dict[tuple[str, str], LackedRecord] = {}
-        adapters = self.heap.adapters.bases
-        for one in self.heap.backends():
-            for model in (one.name, *(adapter for adapter, base in adapters.items() if base == one.name)):
-                given = (*one.records, TEACHER) if one.scores else one.records
-                for name in (*RECORD_NAMES, TEACHER):
-                    limit = one.top_limit if name == TOP_LOGPROBS and name in given else 0
-                    known = lacking.get((model, name))
-                    if (name not in given or 0 < limit < RECORD_TOP_LIMIT) and (
-                        known is None or limit < known.top_limit
-                    ):
-                        reason = one.unrecorded.get(name, "")
-                        lacking[model, name] = LackedRecord(model, name, one.backend_id, one.model, reason, limit)
-        return tuple(lacking.values())
 
     def _adapters(self) -> tuple[AdapterModel, ...]:
         adapters = self.heap.adapters
@@ -331,6 +311,7 @@ class BackendRequestHandler:
         for holder_id, held in alive.jobs.items():
             self.heap.adopt(alive.owner, holder_id, held)
             self._note_served(holder_id, held.attempt, held.served, now)
+            self._rerank(holder_id.partition("/")[0], now)
         if alive.digest not in (None, self.heap.digest(alive.owner)):
             return NameAll(alive.request_id)
         return Done(alive.request_id)
@@ -371,8 +352,13 @@ class BackendRequestHandler:
     def _queue(self, want: _Want) -> AdmissionQueue[_Waiting]:
         queue = self._waiting.get(want)
         if queue is None:
-            queue = self._waiting[want] = AdmissionQueue()
+            queue = self._waiting[want] = AdmissionQueue(self.heap.has_begun)
         return queue
+
+    def _rerank(self, job_id: str, now: float) -> None:
+        """Move a job to its places in the queues after it got a backend."""
+        for queue in self._waiting.values():
+            queue.rerank(job_id, now)
 
     def _try(self, request: Assign, now: float, *, anyhow: bool = False) -> Assigned | None:
         holder_id = request.holder
@@ -382,6 +368,7 @@ class BackendRequestHandler:
             return None
         if self.heap.holds(holder_id) is not known:
             BACKEND_ASSIGNED.add(backend.backend_id)
+            self._rerank(request.job_id, now)
             member = self.heap.member(backend.backend_id)
             if request.group_id and member.room is not None and request.pinned is None:
                 queue = self._queue(_Want.of(request))

@@ -148,3 +148,18 @@ def test_the_order_is_that_of_a_sorted_list(events: list[tuple[int, str, bool, i
                 begun.setdefault(jobs[found][1], (version, now))
             del jobs[found]
         assert len(queue) == len(jobs)
+
+
+def test_a_job_that_holds_another_backend_comes_before_all_others_as_long_as_it_does() -> None:
+    held = {"late"}
+    queue: AdmissionQueue[str] = AdmissionQueue(held.__contains__)
+    queue.enter("left", "", "", 0.0, has_left=True)
+    queue.enter("fresh", "", "", 0.0)
+    queue.enter("late", "", "", 0.0)
+    assert order(queue) == ["late", "left", "fresh"]
+    held.add("fresh")
+    queue.rerank("fresh", 1.0)
+    queue.rerank("unknown", 1.0)
+    assert order(queue) == ["fresh", "late", "left"]
+    held.clear()
+    assert order(queue) == ["left", "fresh", "late"]

@@ -22,6 +22,7 @@ from prorl_zmq.wire.messages.backends import (
     HeldAssignment,
     OwnerAlive,
     Release,
+    RemoveBackend,
     WaitLonger,
 )
 from prorl_zmq.wire.messages.base import POLICY, Done, Refused
@@ -47,7 +48,7 @@ class Broker:
     def ask(self, request: Any, client: str = "other") -> Any:
         return self._take(self.handler.handle([client.encode(), b""], request, self.now)).get(client)
 
-    def add(self, name: str = "x", room: int | None = None, **fields: Any) -> None:
+    def add(self, name: str = "x", /, room: int | None = None, **fields: Any) -> None:
         backend = Backend(backend_id=name, endpoint=f"ipc://{name}", **fields)
         assert isinstance(self.ask(AddBackend("add", backend, heartbeats=True, room=room)), Done)
 
@@ -67,6 +68,12 @@ class Broker:
                 model=model,
             )
             self.ask(request, job)
+
+    def ask_for(self, model: str, *jobs: str) -> None:
+        """Let jobs ask for a model's backends; `backends` names the model too."""
+        for job in jobs:
+            request = Assign(f"{job}-{model}", owner="run", job_id=job, attempt=1, wait_s=60.0, model=model)
+            self.ask(request, f"{job}/{model}")
 
     def release(self, job: str, served: int = 1, tokens: int = 0) -> None:
         self.backends.pop(job, None)
@@ -289,3 +296,91 @@ def test_a_queue_of_jobs_that_are_pinned_to_a_version_does_not_outlive_them() ->
     broker.ask(Release("release", "b", 1, 1, model="a"))
     assert set(broker.backends) == {"b", "c"}
     assert broker.handler._waiting == {}
+
+
+class TwoModels(Broker):
+    """A broker with one engine that serves the policy and the adapter `judge`, and has room for two rollouts."""
+
+    def __init__(self, handler: BackendRequestHandler | None = None) -> None:
+        super().__init__(handler)
+        heap = self.handler.heap
+        heap.set_base("judge", POLICY)
+        heap.want_version(1, "judge")
+        if "x" not in heap:
+            self.add(room=2, adapter_slots=4)
+        heap.set_adapters("x", {"judge": (1,)})
+
+    def report(self, problem: str = "") -> None:
+        self.ask(BackendAlive("beat", "x", 0, FULL_LOAD, problem, {"judge": (1,)}, room=2))
+
+    def name_held(self, *jobs: str) -> None:
+        self.ask(OwnerAlive("alive", "run", {job: HeldAssignment(1, "x") for job in jobs}))
+
+
+def test_jobs_that_hold_a_backend_pass_those_that_wait_for_room() -> None:
+    broker = TwoModels()
+    broker.ask_for(POLICY, "a", "b")
+    broker.report("slow for a moment")
+    broker.ask_for("judge", "fresh", "a", "b")
+    assert broker.backends.keys() == {"a/policy", "b/policy"}
+    broker.report()
+    assert broker.backends.keys() == {"a/policy", "b/policy", "a/judge", "b/judge"}
+    assert broker.handler.waiting_by_model() == {"judge": 1}, "it holds nothing and gets room once others end"
+
+
+def test_two_engines_whose_jobs_wait_for_each_other_are_not_stuck_after_an_outage() -> None:
+    broker = Broker()
+    broker.add("a", room=1)
+    broker.add("b", room=1, name="judge")
+
+    broker.ask_for(POLICY, "x")
+    broker.ask_for("judge", "z")
+    for name in "ab":
+        broker.ask(BackendAlive("beat", name, 0, FULL_LOAD, "slow", room=1))
+    broker.ask_for(POLICY, "new", "z")
+    broker.ask_for("judge", "other", "x")
+    for name in "ab":
+        broker.beat(name, 1)
+    assert broker.backends == {"x/policy": "a", "z/judge": "b", "x/judge": "b", "z/policy": "a"}
+
+
+def test_a_restarted_broker_lets_jobs_pass_that_turn_out_to_hold_a_backend() -> None:
+    broker = TwoModels()
+    broker.ask_for(POLICY, "a", "b")
+    records = [record for record in broker.handler.take_changes().values() if record is not None]
+    handler = BackendRequestHandler(LEASE_S)
+    handler.restore(records, 0.0)
+    restarted = TwoModels(handler)
+    restarted.ask_for("judge", "fresh", "a", "b")
+    assert restarted.backends == {}
+    restarted.name_held("a", "b")
+    for _ in range(int(ADOPTED_S) + 2):
+        restarted.now += 1.0
+        restarted.report()
+        restarted.name_held("a", "b")
+    assert restarted.backends.keys() == {"a/judge", "b/judge"}
+    assert restarted.handler.waiting == 1
+
+
+def test_a_waiting_job_passes_others_once_it_holds_a_backend_of_another_model() -> None:
+    broker = TwoModels()
+    broker.ask_for(POLICY, "a", "b")
+    broker.ask_for("judge", "fresh", "c")
+    broker.add("z", name="second")
+    broker.ask_for("second", "c")
+    broker.report()
+    assert broker.backends["c/judge"] == "x"
+    assert "fresh/judge" not in broker.backends
+
+
+def test_a_waiting_job_that_lost_the_backend_it_held_keeps_no_other_one_waiting() -> None:
+    broker = TwoModels()
+    broker.ask_for(POLICY, "a", "b")
+    broker.add("z", name="second")
+    broker.ask_for("second", "lost")
+    broker.report("slow for a moment")
+    broker.ask_for("judge", "lost", "a")
+    broker.ask(RemoveBackend("remove", "z"))
+    broker.report()
+    assert broker.backends["a/judge"] == "x"
+    assert "lost/judge" not in broker.backends
