@@ -223,6 +223,18 @@ def test_it_is_not_reduced_below_the_least_and_grows_from_there(host: Host) -> N
     assert host.room.rollouts > 2 * LEAST
 
 
+def test_the_least_grows_although_contexts_exceed_its_budget(host: Host) -> None:
+    mean = 15_000.0
+    for beat in range(48 * 60):
+        mean += 0.1
+        storm = replace(CALM, preempted=1) if beat < 24 * 60 else replace(CALM, used=0.1)
+        host.beat(storm, mean_tokens=mean)
+        host.ended += LEAST * (beat % 60 == 0)
+        assert host.room.rollouts == LEAST or not 12 * 60 < beat < 24 * 60
+    assert host.room.rollouts is not None
+    assert host.room.rollouts > LEAST
+
+
 def test_what_follows_new_weights_is_no_thrash(host: Host) -> None:
     host.room.note_weights(host.now)
     loss = replace(CALM, used=1.0, preempted=9, waiting=20, prompt_tokens=1e6, again_tokens=1e6)

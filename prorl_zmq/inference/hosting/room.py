@@ -17,7 +17,7 @@ computed again, both smoothed over `SMOOTH_S`, the first row that applies decide
 | this report is missing or invalid, or weights changed less than `RESUMED_S` ago | b; the report does not count | |
 | the capacity changed by more than 1 % | b | yes |
 | nothing is held | b | |
-| b settles: the charge was above the budget until now, or until less than `SETTLED_S` ago | b | |
+| b settles: more than `LEAST` were held, charged above the budget, until now or less than `SETTLED_S` ago | b | |
 | a preemption | 0.8 b' | yes |
 | for `PATIENCE_S`, more than half of the held rollouts wait in the engine, or a > 0.25 | 0.8 b' | yes |
 | u > 0.75 | b' · 0.6 / u | yes |
@@ -165,7 +165,8 @@ class Room:
         if now < self._resumed + RESUMED_S:
             return
         self._measure(report, elapsed)
-        if self._settled == math.inf and self._charged <= self._budget * self._capacity:
+        fits = held.rollouts <= LEAST or self._charged <= self._budget * self._capacity
+        if self._settled == math.inf and fits:
             self._settled = now + SETTLED_S
             self._ended = held.ended
         self._ended = min(self._ended, held.ended)  # a restarted broker counts from 0
