@@ -145,10 +145,13 @@ class BackendRequestHandler:
     def tick(self, now: float) -> list[Answer]:
         """Drop silent owners and hosts, offer backends on probation, and answer waits that have expired."""
         self._look(now)
-        silent_since = now - self._lease_s
-        for owner in [one for one in self.heap.owners() if self._owners.get(one, silent_since) <= silent_since]:
-            self.heap.drop_owner(owner)
         self._owners = {owner: heard for owner, heard in self._owners.items() if heard + self._lease_s > now}
+        for want, queue in tuple(self._waiting.items()):
+            if self.heap.lacks_room(*want):  # other waits expire
+                for job_id in [key for key, waiting in queue.items() if waiting.request.owner not in self._owners]:
+                    self._forget_waiting(want, job_id)
+        for owner in [one for one in self.heap.owners() if one not in self._owners]:
+            self.heap.drop_owner(owner)
         self._registry.tick(now)
         self.weights.tick(now)  # first: an update that reached some engines in time is not given up
         if self._updates.tick(now):

@@ -384,3 +384,30 @@ def test_a_waiting_job_that_lost_the_backend_it_held_keeps_no_other_one_waiting(
     broker.report()
     assert broker.backends["a/judge"] == "x"
     assert "lost/judge" not in broker.backends
+
+
+def test_the_waiting_jobs_of_a_silent_owner_are_forgotten() -> None:
+    broker = Broker()
+    broker.add(room=2)
+    for owner, jobs in {"run": "ab", "dead": "cde", "late": "f"}.items():
+        for job in jobs:
+            broker.ask(Assign(job, owner=owner, job_id=job, attempt=1, wait_s=60.0), job)
+    assert set(broker.backends) == {"a", "b"}
+    broker.pass_time(LEASE_S + 1.0, owners=("run", "late"), x=2)
+    assert broker.handler.waiting == 1
+    broker.release("a")
+    broker.release("b")
+    assert set(broker.backends) == {"f"}
+
+
+def test_a_silent_owner_that_also_holds_backends_gets_no_more_of_them() -> None:
+    broker = Broker()
+    broker.add(room=2)
+    for owner, jobs in {"dead": "abcd", "run": "e"}.items():
+        for job in jobs:
+            broker.ask(Assign(job, owner=owner, job_id=job, attempt=1, wait_s=60.0), job)
+    held = dict(broker.backends)
+    broker.backends.clear()
+    broker.pass_time(LEASE_S + 1.0, x=2)
+    assert set(held) == {"a", "b"}
+    assert set(broker.backends) == {"e"}
