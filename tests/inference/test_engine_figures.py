@@ -69,6 +69,18 @@ def test_an_engine_that_reports_nothing_is_not_asked_and_has_no_room() -> None:
     assert (host.figures.room, host.asked, load.kv_tokens, load.prompt_tokens) == (None, 0, 0, 100)
 
 
+def test_an_engine_whose_first_figures_are_late_takes_its_slots_for_a_minute() -> None:
+    host = Host(slots=24)
+    host.say = None
+    host.beats(int(SILENT_S))
+    assert host.figures.room == 24
+    host.beats()
+    assert host.figures.room is None, "it has no figures"
+    host.say = IDLE
+    host.beats()
+    assert host.figures.room == 10_000 // (CONTEXT // 2)
+
+
 @pytest.mark.parametrize(
     "nonsense",
     [
@@ -92,7 +104,7 @@ def test_nonsense_of_an_engine_counts_as_no_report(nonsense: Any, caplog: pytest
     host = Host()
     host.say = nonsense
     assert host.beats(3).kv_tokens == 0
-    assert host.figures.room is None
+    assert host.figures.room == 64, "its slots"
     host.say = IDLE
     host.beats()
     known = host.figures.room

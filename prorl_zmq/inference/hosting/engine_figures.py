@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..engine import Engine, Generation, KvEngine
 
 SILENT_S = 60.0
-"""Time without valid figures of the KV cache after which the host logs a warning."""
+"""Time without valid figures of the KV cache after which the host logs a warning, and waits for the first no more."""
 
 log = logging.getLogger("prorl.engine")
 
@@ -48,15 +48,19 @@ class EngineFigures:
         self._held = Held(0, 0)
         self._last: KvReport | None = None
         """The last valid report."""
-        self._valid_at = now
+        self._started = self._valid_at = now
+        self._awaited = False
+        """Whether the first figures may still come."""
+        self._slots = backend.max_in_flight
         self._seen = (0, 0)
         """The traffic's sums at the last report."""
         self._preempted = 0
 
     @property
     def room(self) -> int | None:
-        """The most rollouts that the engine takes; None: it reports nothing of its KV cache."""
-        return self._room.rollouts
+        """The most rollouts that the engine takes: its slots until the first figures; None: there are no figures."""
+        room = self._room.rollouts
+        return self._slots if room is None and self._awaited else room
 
     def note_turn(self, job_id: str, prompt: NDArray[np.int32], done: Generation, now: float) -> None:
         """Count a generation that has ended.
@@ -96,6 +100,7 @@ class EngineFigures:
         if self._kv is None:
             return
         report = self._report(now)
+        self._awaited = now <= self._started + SILENT_S
         self._traffic.keep_latest(self._held.rollouts)
         if report is None:
             if self._valid_at + SILENT_S < now:
