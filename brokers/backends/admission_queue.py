@@ -80,6 +80,11 @@ class AdmissionQueue(Generic[Item]):
         """Whether no job waits, and no group has begun."""
         return not self._entries and not self._begun
 
+    def forget_groups(self, now: float) -> None:
+        """Forget the groups that have begun, if no job waits and none of them would come first."""
+        if self._begun and not self._entries and next(reversed(self._begun.values())).since + PRECEDENCE_S <= now:
+            self._begun.clear()
+
     def items(self) -> Iterator[tuple[str, Item]]:
         """Yield jobs and items in no particular order."""
         return ((job_id, entry.item) for job_id, entry in self._entries.items())

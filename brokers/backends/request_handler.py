@@ -164,6 +164,8 @@ class BackendRequestHandler:
                 for waiting in [waiting for _, waiting in queue.items() if self._until(want, waiting) <= now]:
                     self._forget_waiting(want, waiting.request.job_id)
                     answers.append(Answer(waiting.envelope, self._at_last(waiting, now)))
+            queue.forget_groups(now)
+            self._remove_blank(want)
         return answers
 
     def next_deadline(self) -> float | None:
@@ -270,6 +272,9 @@ class BackendRequestHandler:
             jobs = self.heap.in_flight()[model] + self.waiting_by_model().get(model, 0)
             if jobs:
                 raise ModelInUse(f"{jobs} jobs use the model {model}; cancel them, or wait", model=model, jobs=jobs)
+            for want in [want for want in self._waiting if want.model == model]:
+                del self._waiting[want]
+                self._closed.pop(want, None)
         return self.weights.handle(envelope, request, now)
 
     def _described(self, status: BackendStatus, now: float) -> BackendStatus:
@@ -410,7 +415,7 @@ class BackendRequestHandler:
         self._remove_blank(want)
 
     def _remove_blank(self, want: _Want) -> None:
-        if self._waiting[want].is_blank:
+        if want in self._waiting and self._waiting[want].is_blank:
             del self._waiting[want]
             self._closed.pop(want, None)
 

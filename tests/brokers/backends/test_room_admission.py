@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from prorl_zmq.brokers.backends.admission_queue import PRECEDENCE_S
 from prorl_zmq.brokers.backends.backend_registry import ADOPTED_S
 from prorl_zmq.brokers.backends.context_means import COUNTED, ContextMeans
 from prorl_zmq.brokers.backends.request_handler import BackendRequestHandler
@@ -26,6 +27,7 @@ from prorl_zmq.wire.messages.backends import (
     WaitLonger,
 )
 from prorl_zmq.wire.messages.base import POLICY, Done, Refused
+from prorl_zmq.wire.messages.engines import WeightUpdate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -411,3 +413,22 @@ def test_a_silent_owner_that_also_holds_backends_gets_no_more_of_them() -> None:
     broker.pass_time(LEASE_S + 1.0, x=2)
     assert set(held) == {"a", "b"}
     assert set(broker.backends) == {"e"}
+
+
+def test_queues_of_models_that_are_gone_are_forgotten() -> None:
+    broker = TwoModels()
+    broker.ask(Assign("a", owner="run", job_id="a", attempt=1, wait_s=60.0, group_id="g", model="judge"), "a")
+    broker.ask(Release("release", "a", 1, 1, model="judge"))
+    assert len(broker.handler._waiting) == 1, "other jobs of the group come first for a time"
+    broker.pass_time(PRECEDENCE_S - 1.0, x=2)
+    assert len(broker.handler._waiting) == 1
+    broker.pass_time(PRECEDENCE_S, x=2)
+    assert broker.handler._waiting == {}
+
+
+def test_the_queue_of_a_removed_adapter_is_forgotten() -> None:
+    broker = TwoModels()
+    broker.ask(Assign("a", owner="run", job_id="a", attempt=1, wait_s=60.0, group_id="g", model="judge"), "a")
+    broker.ask(Release("release", "a", 1, 1, model="judge"))
+    broker.ask(WeightUpdate("remove", "remove", 1, model="judge"))
+    assert broker.handler._waiting == {}
