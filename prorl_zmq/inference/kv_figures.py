@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,10 @@ class KvMeter:
             self._caches[index] = _Cache(capacity_tokens)
         else:
             known.capacity_tokens = capacity_tokens
+
+    def keep_only(self, indices: Collection[int]) -> None:
+        """Forget all other caches."""
+        self._caches = {index: cache for index, cache in self._caches.items() if index in indices}
 
     def note_step(self, index: int, used: float, waiting: int, preempted: int, now: float) -> None:
         """Record the state of a cache after a step; one that was not added is ignored."""

@@ -52,19 +52,25 @@ class KvMetrics:
             now: the time in seconds.
         """
         found: dict[str, dict[int, float]] = {USED: {}, WAITING: {}, PREEMPTED: {}}
+        named = set()
         for name, labels, value in _samples(text):
             index = _index(labels)
+            named.add(index)
             if name == CONFIG:
                 self._meter.add_cache(index, _capacity(labels))
             elif math.isfinite(value) and value >= 0:
                 found[name][index] = value
+        if not found[USED]:
+            return None
+        self._meter.keep_only(named)
+        self._preempted = {index: total for index, total in self._preempted.items() if index in named}
         for index, used in found[USED].items():
             total = int(found[PREEMPTED].get(index, 0))
             last = self._preempted.get(index, total)
             self._preempted[index] = total
             preempted = total - last if total >= last else total
             self._meter.note_step(index, used, int(found[WAITING].get(index, 0)), preempted, now)
-        return self._meter.take(now) if found[USED] else None
+        return self._meter.take(now)
 
 
 class KvProbe:

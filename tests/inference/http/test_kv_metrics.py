@@ -52,6 +52,15 @@ def test_counters_of_a_restarted_server_begin_again() -> None:
     assert figures.preempted == 2
 
 
+def test_a_cache_that_a_restarted_server_does_not_have_counts_no_more() -> None:
+    metrics = KvMetrics()
+    second = text(used="0.75", preempted="9.0").replace('engine="0"', 'engine="1"')
+    assert metrics.read(text() + second, 0.0) == KvFigures(3_200, 0.5, 0, 6)
+    assert metrics.read("", 2.0) is None
+    assert metrics.read(text(), 4.0) == KvFigures(1_600, 0.25, 0, 3)
+    assert metrics.read(text() + second, 6.0) == KvFigures(3_200, 0.125, 0, 6), "the second one was not used until now"
+
+
 @pytest.mark.parametrize("answer", ["", "<html>", "sglang:token_usage{} 0.5\n", "vllm:kv_cache_usage_perc{ 1\n"])
 def test_a_server_without_these_metrics_has_no_figures(answer: str) -> None:
     assert KvMetrics().read(answer, 0.0) is None
