@@ -100,16 +100,25 @@ class Connections:
             await asyncio.sleep(wait_s)
             attempt += 1
 
-    async def control(self, method: str, path: str, body: bytes | None = None, *, timeout_s: float) -> Answer:
+    async def control(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        timeout_s: float,
+        limit_bytes: int = ANSWER_LIMIT_BYTES,
+    ) -> Answer:
         """Send a request other than a generation, once.
 
         Raises:
             EngineFailed: it cannot be reached, closes the connection during its answer, or does not answer within
-                `timeout_s`, all with `unreachable=True`; or TLS with it fails, which a retry cannot fix.
+                `timeout_s`, all with `unreachable=True`; or TLS with it fails, which a retry cannot fix; or its answer
+                is longer than `limit_bytes`.
         """
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._ask(self._control, method, path, body)
+                return await self._ask(self._control, method, path, body, limit_bytes)
         except TimeoutError:
             message = f"{self.url}{path} did not answer within {timeout_s:g} s"
             raise EngineFailed(message, unreachable=True) from None

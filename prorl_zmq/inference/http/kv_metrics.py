@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -32,6 +33,8 @@ PREFIXES = (f"{USED}{{", f"{WAITING}{{", f"{PREEMPTED}{{", f"{CONFIG}{{")
 READ_EVERY_S = 2.0
 TIMEOUT_S = 0.8
 """Longest wait for an answer: it is a part of the engine's health check."""
+ANSWER_LIMIT, LINES_LIMIT, LINE_LIMIT = 2**21, 1024, 4096
+"""Most bytes of an answer, lines of it that are read, and characters of each: an answer is read on the host's loop."""
 INFO_LIMIT = 10**12
 """Most tokens that a capacity is believed to have."""
 
@@ -88,7 +91,7 @@ class KvProbe:
             return
         self._next = self._clock() + READ_EVERY_S
         try:
-            answer = await self._connections.control("GET", "/metrics", timeout_s=TIMEOUT_S)
+            answer = await self._connections.control("GET", "/metrics", timeout_s=TIMEOUT_S, limit_bytes=ANSWER_LIMIT)
         except EngineFailed:
             return
         if answer.status == 200:
@@ -101,8 +104,8 @@ class KvProbe:
 
 
 def _samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
-    lines = [line for line in text.splitlines() if line.startswith(PREFIXES)]
-    for line in lines:
+    lines = (line for line in text.splitlines() if line.startswith(PREFIXES) and len(line) <= LINE_LIMIT)
+    for line in islice(lines, LINES_LIMIT):
         try:
             (family,) = text_string_to_metric_families(f"{line}\n")
         except ValueError:

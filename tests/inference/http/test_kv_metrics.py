@@ -5,9 +5,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiohttp import web
+from prometheus_client.parser import text_string_to_metric_families
 
+from prorl_zmq.inference.http import kv_metrics
 from prorl_zmq.inference.http.connections import Connections
-from prorl_zmq.inference.http.kv_metrics import READ_EVERY_S, KvMetrics, KvProbe
+from prorl_zmq.inference.http.kv_metrics import (
+    ANSWER_LIMIT,
+    LINE_LIMIT,
+    LINES_LIMIT,
+    READ_EVERY_S,
+    KvMetrics,
+    KvProbe,
+)
 from prorl_zmq.inference.kv_figures import KvFigures
 
 from .conftest import FakeServer
@@ -61,6 +70,21 @@ def test_a_cache_that_a_restarted_server_does_not_have_counts_no_more() -> None:
     assert metrics.read(text() + second, 6.0) == KvFigures(3_200, 0.125, 0, 6), "the second one was not used until now"
 
 
+def test_of_a_large_answer_only_a_part_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = []
+
+    def parse(line: str) -> Any:
+        parsed.append(line)
+        return text_string_to_metric_families(line)
+
+    monkeypatch.setattr(kv_metrics, "text_string_to_metric_families", parse)
+    long = f'vllm:kv_cache_usage_perc{{engine="0",model_name="{"m" * LINE_LIMIT}"}} 0.75\n'
+    many = 'vllm:kv_cache_usage_perc{engine="0"} 0.5\n' * (2 * LINES_LIMIT)
+    assert KvMetrics().read(text() + long + many, 0.0) == KvFigures(1_600, 0.5, 0, 3)
+    assert len(parsed) == LINES_LIMIT
+    assert max(map(len, parsed)) < LINE_LIMIT
+
+
 @pytest.mark.parametrize("answer", ["", "<html>", "sglang:token_usage{} 0.5\n", "vllm:kv_cache_usage_perc{ 1\n"])
 def test_a_server_without_these_metrics_has_no_figures(answer: str) -> None:
     assert KvMetrics().read(answer, 0.0) is None
@@ -88,6 +112,7 @@ def test_an_odd_capacity_is_not_believed(size: str) -> None:
         (lambda: web.Response(status=404), False),
         (lambda: web.Response(status=500, text=text()), False),
         (lambda: web.Response(body=b"\xff\xfe vllm:kv"), False),
+        (lambda: web.Response(text=text() + "#" * ANSWER_LIMIT), False),
     ],
 )
 def test_a_server_is_asked_now_and_then(answer: Callable[[], web.Response], read: bool) -> None:
