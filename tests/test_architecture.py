@@ -107,7 +107,7 @@ BUDGET = {
     "inference.chat": 2700,
     "inference.embedded": 250,
     "inference.hosting": 2300,
-    "inference.http": 2550,
+    "inference.http": 2600,
     "inference.tool_calls": 1600,
     "inference.vllm": 1200,
     "integrations": 4400,
