@@ -126,7 +126,8 @@ Adapters = Annotated[dict[ModelName, LoadedVersions], Meta(max_length=4096)]
 """The adapters that an engine host has loaded: the versions of each model. Requests without a version get the last."""
 
 
-Rollouts = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Rollouts = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+"""The number of rollouts that an engine takes: with 0, jobs would wait for ever."""
 
 
 class Backend(Part, frozen=True, kw_only=True):
@@ -217,8 +218,9 @@ class BackendStatus(Part, frozen=True, kw_only=True):
     """Current assignments."""
     assigned: int
     """Assignments since it was added."""
-    room: Rollouts | None = None
-    """Assignments from which it gets no new rollouts; None: there is no such number (see `BackendAlive.room`)."""
+    room: Annotated[int, Meta(ge=0)] | None = None
+    """Assignments from which it gets no new rollouts; None: there is no such number (see `BackendAlive.room`). 0: the
+    broker has restarted, and does not know yet which it has."""
     load: EngineLoad | None = None
     """None: it sends no heartbeats."""
     silent_s: float | None = None

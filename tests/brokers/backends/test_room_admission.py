@@ -11,6 +11,8 @@ from prorl_zmq.brokers.backends.admission_queue import PRECEDENCE_S
 from prorl_zmq.brokers.backends.backend_registry import ADOPTED_S
 from prorl_zmq.brokers.backends.context_means import COUNTED, ContextMeans
 from prorl_zmq.brokers.backends.request_handler import BackendRequestHandler
+from prorl_zmq.errors import MalformedMessage
+from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.backends import (
     AddBackend,
     Assign,
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 LEASE_S = 10.0
+BACKEND = Backend(backend_id="x", endpoint="ipc://x")
 FULL_LOAD = EngineLoad(kv_tokens=4096)
 
 
@@ -212,6 +215,12 @@ def test_a_host_learns_how_many_rollouts_it_has_and_what_ended_ones_were() -> No
     broker.release("b", tokens=3000)
     broker.release("c", served=0)
     assert broker.beat(room=5) == BackendHeld("beat", rollouts=1, ended=2, known=2, mean_tokens=2000.0)
+
+
+def test_a_host_that_takes_no_rollouts_at_all_is_refused() -> None:
+    for request in (BackendAlive("beat", "x", 0, FULL_LOAD, room=0), AddBackend("add", BACKEND, room=0)):
+        with pytest.raises(MalformedMessage, match="room"):
+            codec.decode(codec.encode(request), type(request))
 
 
 def test_of_a_mean_each_rollout_has_at_least_a_certain_share() -> None:
