@@ -146,7 +146,7 @@ def chain(versions: int) -> list[Row]:
         for version in range(1, versions + 1):
             publish(published, weights, version)
             read_bytes += copy.fetch(version_path(Path(name) / "root", version), Content(version)).read_bytes
-            with copy.reading(version) as folder:
+            with copy.reading(Content(version)) as folder:
                 for tensor, place in read_version(folder).tensors.items():
                     content = (folder / place.file).read_bytes()[place.at : place.at + place.length]
                     unequal += content != weights[tensor].tobytes()

@@ -425,7 +425,7 @@ def test_a_host_that_is_too_slow_says_so_and_loads_the_weights_later(
             first, second = publish(published, model(), 1), publish(published, SECOND, 2)
         await updates.load(first.path, Content(1, first.weights), "keep")
         wanted = Content(2, second.weights)
-        with LocalCopy(tmp_path / "copy", None).reading(1):  # as a neighbour that was stopped
+        with LocalCopy(tmp_path / "copy", None).reading(Content(1)):  # as a neighbour that was stopped
             with pytest.raises(RequestTimeout):
                 await updates.fetch(second.path, wanted, 0.25)
             with monkeypatch.context() as patch:

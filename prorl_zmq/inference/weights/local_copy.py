@@ -221,27 +221,29 @@ class LocalCopy:
                 except _Torn as torn:
                     log.warning("%s: %s; beginning again with a full version", self.folder, torn)
                     self._fetch(source, wanted, run, None)
+                weights = self._state().weights
         except _Torn as torn:
             raise InvalidWeights(f"{path.parent}: {torn}", path=str(path)) from None
         except OSError as error:
             message = f"the weights could not be copied to {self.folder}: {error}; `weights_dir` names another folder"
             raise EngineFailed(message) from error
-        state = self._state()
-        return Fetched(wanted.version, state.weights, run.read_bytes, run.tensors, time.perf_counter() - began)
+        return Fetched(wanted.version, weights, run.read_bytes, run.tensors, time.perf_counter() - began)
 
     @contextmanager
-    def reading(self, version: int, until: float = inf) -> Iterator[Path]:
+    def reading(self, wanted: Content, until: float = inf) -> Iterator[Path]:
         """Keep the copy unchanged while an engine loads it: the folder.
 
         Raises:
-            InvalidWeights: it does not have this version.
+            InvalidWeights: it does not have this version, or has other content under its number.
             RequestTimeout: another process changed it until then.
         """
         with self._locked(fcntl.LOCK_SH, until):
             had = self.had
-            if had is None or had.version != version:
+            if had is None or not had.may_be(wanted):
                 what = "no whole version" if had is None else f"version {had.version}"
-                raise InvalidWeights(f"{self.folder} has {what}, not {version}", path=str(self.folder))
+                if had is not None and had.version == wanted.version:
+                    what = "other weights of this number"
+                raise InvalidWeights(f"{self.folder} has {what}, not {wanted.version}", path=str(self.folder))
             yield self.folder
 
     def hold(self, path: Path, wanted: Content, until: float = inf) -> ExitStack:
@@ -251,10 +253,10 @@ class LocalCopy:
             ProrlError: as `fetch`.
         """
         while True:
-            self.fetch(path, wanted, until)
+            fetched = self.fetch(path, wanted, until)
             with ExitStack() as stack:
                 try:
-                    stack.enter_context(self.reading(wanted.version, until))
+                    stack.enter_context(self.reading(Content(wanted.version, fetched.weights), until))
                 except InvalidWeights:
                     continue  # another process has changed it meanwhile
                 if time.monotonic() > until:

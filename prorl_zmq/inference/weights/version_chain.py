@@ -42,6 +42,10 @@ class Content(NamedTuple):
     weights: str = ""
     """Empty: not known."""
 
+    def may_be(self, other: Content) -> bool:
+        """Return whether both are the same, as far as is known."""
+        return self.version == other.version and _agree(self.weights, other.weights)
+
 
 class Route(NamedTuple):
     """How a host reaches a version."""
@@ -84,7 +88,7 @@ def find_route(look: Callable[[int], Version | None], had: Content | None, wante
     deltas: tuple[int, ...] = ()
     (at, weights), read_bytes = wanted, 0
     while best is None or read_bytes < best.size_bytes:
-        if had is not None and had.version == at and _agree(had.weights, weights):
+        if had is not None and had.may_be(Content(at, weights)):
             return Route(None, deltas, False, read_bytes)
         found = look(at)
         if found is None or not _agree(found.weights, weights):

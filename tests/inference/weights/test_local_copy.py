@@ -29,7 +29,7 @@ from support.weight_versions import (
 from prorl_zmq.errors import EngineFailed, InvalidWeights, RequestTimeout
 from prorl_zmq.inference.checkpoint import INDEX
 from prorl_zmq.inference.weights import local_copy, tensor_delta
-from prorl_zmq.inference.weights.local_copy import LocalCopy
+from prorl_zmq.inference.weights.local_copy import Fetched, LocalCopy
 from prorl_zmq.inference.weights.published_weights import PublishedWeights
 from prorl_zmq.inference.weights.stored_tensor import StoredTensor
 from prorl_zmq.inference.weights.version_chain import Content
@@ -74,7 +74,7 @@ class World:
 
     def check(self, version: int) -> None:
         assert self.copy.had == self.contents[version]
-        with self.copy.reading(version) as folder:
+        with self.copy.reading(self.contents[version]) as folder:
             assert_same(read_copy(folder), self.models[version])
 
     def delta_file(self, version: int) -> Path:
@@ -160,7 +160,7 @@ def test_plain_checkpoints_of_any_name(tmp_path: Path) -> None:
             shutil.rmtree(tmp_path / "step", ignore_errors=True)
             write_checkpoint(tmp_path / "step", model(seed))
         assert copy.fetch(tmp_path / "step", Content(7)).read_bytes == read_bytes
-        with copy.reading(7) as folder:
+        with copy.reading(Content(7)) as folder:
             assert_same(read_copy(folder), model(seed))
 
 
@@ -307,9 +307,35 @@ def test_a_delta_of_another_model(world: World) -> None:
 
 def test_an_engine_reads_no_other_version(world: World) -> None:
     for had in ("no whole version", "version 1"):
-        with pytest.raises(InvalidWeights, match=f"has {had}, not 2"), world.copy.reading(2):
+        with pytest.raises(InvalidWeights, match=f"has {had}, not 2"), world.copy.reading(Content(2)):
             pass
         world.fetch(1)
+
+
+def test_an_engine_reads_no_other_content_of_its_version(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its fetch and its load, another host brings the copy to what a second trainer published."""
+    with PublishedWeights(tmp_path / "second", KINDS, threads=1) as second:
+        other = publish(second, model(8), 1)
+    neighbour, fetch, calls = LocalCopy(world.folder, world.served, threads=1), world.copy.fetch, 0
+
+    def overtaken(path: Path, wanted: Content, until: float) -> Fetched:
+        nonlocal calls
+        calls += 1
+        done = fetch(path, wanted, until)
+        if calls == 1:
+            neighbour.fetch(other.path, Content(1, other.weights))
+        return done
+
+    monkeypatch.setattr(world.copy, "fetch", overtaken)
+    for wanted in (world.contents[1], Content(1)):
+        calls = 0
+        with world.copy.hold(version_path(world.root, 1), wanted):
+            assert_same(read_copy(world.folder), world.models[1])
+        assert calls == 2
+    with pytest.raises(InvalidWeights, match="has other weights of this number, not 1"):
+        world.copy.reading(Content(1, other.weights)).__enter__()
 
 
 def test_time_that_is_over(world: World) -> None:
@@ -321,7 +347,7 @@ def test_time_that_is_over(world: World) -> None:
 
 def test_a_copy_that_another_process_holds_for_too_long(world: World) -> None:
     world.fetch(1)
-    with world.copy.reading(1), ThreadPoolExecutor(1) as pool:
+    with world.copy.reading(Content(1)), ThreadPoolExecutor(1) as pool:
         path, until = version_path(world.root, 2), time.monotonic() + 0.1
         with pytest.raises(RequestTimeout, match="another process held the copy"):
             pool.submit(world.copy.fetch, path, world.contents[2], until).result(30)
@@ -383,7 +409,7 @@ def test_files_of_the_copy_that_are_gone(world: World) -> None:
 def test_readers_and_writers_wait_for_each_other(world: World) -> None:
     world.fetch(1)
     fetching = threading.Thread(target=world.copy.fetch, args=(version_path(world.root, 2), world.contents[2]))
-    with world.copy.reading(1) as folder, LocalCopy(world.folder, None).reading(1):
+    with world.copy.reading(Content(1)) as folder, LocalCopy(world.folder, None).reading(Content(1)):
         fetching.start()
         fetching.join(0.05)
         assert fetching.is_alive()
