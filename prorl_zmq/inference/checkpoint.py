@@ -35,6 +35,7 @@ NAMED_LIMIT = 3
 
 READ_AHEAD_BYTES = 2**22
 LENGTH_BYTES = 8
+INDEX_LIMIT_BYTES = 64 * 2**20
 HEADER_LIMIT_BYTES = 100 * 2**20
 """The limit of the safetensors library."""
 
@@ -138,8 +139,22 @@ def delta_of(path: Path) -> Path | None:
 def index_metadata(path: Path) -> dict[str, Any]:
     """Return the metadata in a checkpoint's index; empty: it has none that can be read."""
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        return dict(json.loads((path / INDEX).read_bytes())["metadata"])
+        return dict(json.loads(read_index(path))["metadata"])
     return {}
+
+
+def read_index(path: Path) -> bytes:
+    """Return the index of a checkpoint.
+
+    Raises:
+        OSError: it cannot be read, or is not a regular file.
+        ValueError: it is too long.
+    """
+    with open(path / INDEX, "rb", opener=open_regular) as file:
+        content = file.read(INDEX_LIMIT_BYTES + 1)
+    if len(content) > INDEX_LIMIT_BYTES:
+        raise ValueError(f"has an index of more than {INDEX_LIMIT_BYTES} bytes")
+    return content
 
 
 def no_cpu_updates(model: str) -> str:
@@ -182,7 +197,7 @@ def _kinds(headers: dict[str, dict[str, Entry]]) -> dict[str, TensorKind]:
 
 def _read_index(index: Path) -> dict[str, str]:
     try:
-        places = json.loads(index.read_bytes())["weight_map"]
+        places = json.loads(read_index(index.parent))["weight_map"]
         if all(isinstance(file, str) and "/" not in file for file in places.values()):
             return dict(places)
     except (ValueError, KeyError, TypeError, AttributeError):

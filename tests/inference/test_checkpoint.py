@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from prorl_zmq.errors import InvalidWeights
-from prorl_zmq.inference.checkpoint import INDEX, TensorKind, check_checkpoint, read_tensors
+from prorl_zmq.inference.checkpoint import INDEX, TensorKind, check_checkpoint, index_metadata, read_tensors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,6 +87,11 @@ def test_other_tensors(
 def test_no_folder(model: Path, tmp_path: Path) -> None:
     assert "not a folder" in refused(tmp_path / "nowhere", model)
     assert "not a folder" in refused(model / "model.safetensors", model)
+
+
+def test_an_index_that_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / INDEX)
+    assert index_metadata(tmp_path) == {}
 
 
 def test_no_safetensors(model: Path, tmp_path: Path) -> None:

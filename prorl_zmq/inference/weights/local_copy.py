@@ -380,10 +380,10 @@ class LocalCopy:
 
     def _frames(self, delta: VersionFolder, run: _Run) -> dict[str, memoryview]:
         """Return the frames of a delta, all of whose files are checked."""
-        files = sorted({*delta.weight_map.values()})
-        content = run.each(delta.read_file, files)
+        places = delta.tensors  # checks the files' lengths before they are read
+        content = run.each(delta.read_file, sorted({*delta.weight_map.values()}))
         frames = {}
-        for name, place in delta.tensors.items():
+        for name, place in places.items():
             frames[name] = content[place.file][place.at : place.at + place.length]
             if len(frames[name]) != place.length:
                 raise delta.invalid(f"has {place.file} without the end of {name}")

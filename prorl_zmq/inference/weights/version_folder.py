@@ -34,7 +34,7 @@ import numpy as np
 
 from ...errors import InvalidWeights
 from ...system.files import open_regular
-from ..checkpoint import DELTA, INDEX, LENGTH_BYTES, TensorKind, read_header, some_names
+from ..checkpoint import DELTA, INDEX, LENGTH_BYTES, TensorKind, read_header, read_index, some_names
 from .tensor_delta import CHECKSUM, HASHERS, checksum
 from .version_chain import Version
 
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 4 * 2**20
 """A file's chunks have a checksum each, so that hosts can fetch them from each other."""
-INDEX_LIMIT_BYTES = 64 * 2**20
 NAME = re.compile(r"weight_v(\d{6,18})")
 ENCODINGS = ("xor", "overwrite")
 TYPE_BYTES = (
@@ -148,14 +147,15 @@ class VersionFolder:
         Raises:
             InvalidWeights: it is not what the index says.
         """
+        sums = self.files.get(file)
         try:
             with open(self.path / file, "rb", opener=open_regular) as opened:
+                size_bytes = os.fstat(opened.fileno()).st_size
+                if sums is not None and size_bytes != sums.size_bytes:
+                    raise self.invalid(f"has {file} with {size_bytes} of {sums.size_bytes} bytes")
                 content = opened.read()
         except OSError as error:
             raise self.invalid(f"cannot be read: {error}") from error
-        sums = self.files.get(file)
-        if sums is not None and len(content) != sums.size_bytes:
-            raise self.invalid(f"has {file} with {len(content)} of {sums.size_bytes} bytes")
         data = np.frombuffer(content, np.uint8)
         if sums is not None and _chunk_sums(data) != sums.chunks:
             raise self.invalid(f"has {file} with bytes that are not those of its checksums")
@@ -196,7 +196,7 @@ def read_version(path: Path) -> VersionFolder:
         encoding = index.metadata.get("delta_encoding", "")
         form = index.metadata.get("checksum_format", CHECKSUM)
         base_version = _number(index.metadata, "base_version") if encoding else None
-        if form not in HASHERS:
+        if not isinstance(form, str) or form not in HASHERS:
             raise ValueError(f"has checksums of the form {form!r}; we read {', '.join(HASHERS)}")
         if encoding:
             if encoding not in ENCODINGS:
@@ -205,7 +205,7 @@ def read_version(path: Path) -> VersionFolder:
                 raise ValueError(f"has the compression {index.metadata.get('compression_format')!r}; we read zstd")
             if version is None or base_version is None or base_version >= version:
                 raise ValueError(f"is version {version} on {base_version}")
-        if any("/" in file or file in ("", ".", "..") for file in index.weight_map.values()):
+        if any({"/", "\0"} & {*file} or file in ("", ".", "..") for file in index.weight_map.values()):
             raise ValueError("has an index that names files in other folders")
         weights, base_weights = (str(index.metadata.get(key, "")) for key in ("weights", "base_weights"))
         if not weights:
@@ -222,8 +222,7 @@ def _read_index(path: Path) -> _Index:
     if not path.is_dir():
         raise ValueError(f"is not a folder that this host can see in {path.parent}")
     try:
-        with open(path / INDEX, "rb", opener=open_regular) as file:
-            content = file.read(INDEX_LIMIT_BYTES + 1)
+        content = read_index(path)
     except FileNotFoundError:
         if NAME.fullmatch(path.name) or path.name == DELTA:
             raise ValueError("has no index: it is not complete") from None
@@ -231,8 +230,6 @@ def _read_index(path: Path) -> _Index:
         if not headers:
             raise ValueError("has no *.safetensors file") from None
         return _Index({name: file for file, header in headers.items() for name in header.entries})
-    if len(content) > INDEX_LIMIT_BYTES:
-        raise ValueError(f"has an index of more than {INDEX_LIMIT_BYTES} bytes")
     try:
         return msgspec.json.decode(content, type=_Index)
     except (msgspec.MsgspecError, RecursionError) as error:

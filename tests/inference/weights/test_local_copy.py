@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 import time
@@ -251,6 +252,7 @@ def test_a_delta_for_other_weights_of_this_number(world: World) -> None:
         ("delta_encoding", "dense", "weight_v000003 has the encoding 'dense'; we read xor, overwrite"),
         ("compression_format", "lz4", "weight_v000003 has the compression 'lz4'; we read zstd"),
         ("checksum_format", "blake3", "weight_v000003 has checksums of the form 'blake3'; we read xxh3-128, adler32"),
+        ("checksum_format", ["a"], r"weight_v000003 has checksums of the form \['a'\]"),
         ("version", "000004", "weight_v000003 says that it is version 4"),
         ("version", "0b1", "weight_v000003 has the version '0b1', which is no version"),
         ("base_version", None, "weight_v000003 is version 3 on None"),
@@ -273,12 +275,24 @@ def test_indexes_that_are_refused(world: World, key: str, value: object, problem
         (b"[]", "has an index that cannot be read"),
         (b"\xff", "has an index that cannot be read"),
         (b'{"weight_map": {"a": "../x.safetensors"}}', "has an index that names files in other folders"),
+        (b'{"weight_map": {"a": "x\\u0000y"}}', "has an index that names files in other folders"),
         (b"[" * 100_000, "has an index that cannot be read"),
     ],
 )
 def test_files_that_are_no_index(world: World, content: bytes, problem: str) -> None:
     (version_path(world.root, 3) / INDEX).write_bytes(content)
     refused(world, 3, f"weight_v000003 {problem}")
+
+
+@pytest.mark.parametrize("has_sums", [True, False])
+def test_a_file_of_a_delta_that_is_far_too_long(world: World, has_sums: bool) -> None:
+    world.fetch(2)
+    os.truncate(world.delta_file(3), 2**40)
+    if not has_sums:
+        index = version_path(world.root, 3) / INDEX
+        index.write_text(json.dumps(json.loads(index.read_text()) | {"files": {}}))
+    refused(world, 3, "weight_v000003")
+    world.check(2)
 
 
 def test_weights_of_another_model(world: World, tmp_path: Path) -> None:
