@@ -81,7 +81,7 @@ class AdmissionQueue(Generic[Item]):
         return not self._entries and not self._begun
 
     def forget_groups(self, now: float) -> None:
-        """Forget the groups that have begun, if no job waits and none of them would come first."""
+        """Forget the groups that have begun, if no job waits and none would come first."""
         if self._begun and not self._entries and next(reversed(self._begun.values())).since + PRECEDENCE_S <= now:
             self._begun.clear()
 

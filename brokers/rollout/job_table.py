@@ -21,12 +21,11 @@ stage process under a lease.
     lost in EVAL        → EVAL queued under the next attempt (from RUN's recorded result, in the same sandbox; INIT if
                           the holder reports that the sandbox is gone)
     lost, no attempt left, or RUN that an outside program led → ended, `infrastructure_error`
-    lost in SCORE → SCORE queued under the next attempt
-    failed, overdue or returned in SCORE → ended with EVAL's outcome, without scores
+    lost in SCORE → SCORE queued under the next attempt; failed, overdue or given up → ended as EVAL said, not scored
 
     last process for it on its sandbox's node left   → given back; INIT queued under the next attempt
     the same, silent with its whole node             → lost; INIT queued under the next attempt
-    the same, alone, and not back within `RETURN_S`  → lost; INIT queued under the next attempt (SCORE's node, too)
+    the same, alone, and not back within `RETURN_S`  → lost; INIT queued under the next attempt
     EVAL, then its sandbox     → one loss, which spends one attempt
 
     in a restored table, until the lease is over:
@@ -328,7 +327,7 @@ class JobTable:
         for requirement, in_order in self.stages.take_unserved():
             self.queues.watch(requirement)
             is_back = requirement.node is None or self.stages.can_serve(requirement)
-            # A process that fell silent alone may be restarted, and the node for SCORE, which needs only its disk.
+            # A process that fell silent alone may be restarted. SCORE waits for `overdue`: its node may come back.
             is_lost = self.stages.on_node(requirement.node or "") is None and requirement.role != Phase.SCORE
             if is_back or not (in_order or is_lost):
                 continue

@@ -435,7 +435,7 @@ class RolloutBroker:
                 self._stages.send(action.stage_id, command, action.packed_job, *token_ids(self._jobs, command))
             else:
                 self._send_action(action)
-        except JournalFailed as error:  # nobody confirms the phase, so it starts again after a lease
+        except JournalFailed as error:  # the phase stays unconfirmed, so it starts again after a lease
             log.warning("a trajectory is not scored yet: %s", error.message)
         except MalformedMessage as error:
             log.error("an action of the job table could not be sent: %s", error)  # noqa: TRY400 - it says it all
