@@ -21,7 +21,7 @@ import numpy as np
 from prorl_zmq.inference.engine import EngineDescription
 from prorl_zmq.inference.hosting.host import HostOptions, run_engine_host
 from prorl_zmq.inference.kv_figures import KvMeter
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

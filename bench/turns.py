@@ -20,7 +20,7 @@ from harness import Row, main, picture_path
 from prorl_zmq.data.trajectory import Role, TrajectoryBuilder
 from prorl_zmq.inference.chat import ChatFormat, ChatMessage
 from prorl_zmq.inference.chat.loading import load_chat_format
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

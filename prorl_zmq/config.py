@@ -21,8 +21,8 @@ from .system.plugins import load_plugin, offered
 from .system.run_places import NAME_PATTERN, base_run_dir, name_of_environment, named_run_dir
 from .system.settings_file import checked_settings, read_toml
 from .system.unix_peers import way_problem
-from .wire.messages.backends import History, ParserUrl, TemplateArguments, ToolCallFormatName  # noqa: TC001 - msgspec reads the annotations at run time
 from .wire.messages.base import JOB_LIMIT_BYTES, POLICY, Count, ModelName, Seconds
+from .wire.messages.chat import History, ParserUrl, TemplateArguments, ToolCallFormatName  # noqa: TC001 - msgspec reads the annotations at run time
 from .wire.messages.jobs import Phase, SandboxKind
 from .wire.messages.stages import Keep  # noqa: TC001 - msgspec reads the annotations at run time
 from .wire.sockets import check_endpoint

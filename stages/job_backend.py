@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from ..data.scores import Scores
     from ..inference.client import EngineClient
     from ..inference.engine import Generation
-    from ..wire.messages.backends import Backend, ChatSettings
+    from ..wire.messages.backends import Backend
+    from ..wire.messages.chat import ChatSettings
     from ..wire.messages.jobs import Job, Sampling
     from .backend_client import BackendClient
 

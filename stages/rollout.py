@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from ..tools.mcp.toolset import McpTools
     from ..tools.sandbox.sandbox import Sandbox
     from ..tools.tool import AnyTool
-    from ..wire.messages.backends import Backend, ChatSettings
+    from ..wire.messages.backends import Backend
+    from ..wire.messages.chat import ChatSettings
     from ..wire.messages.jobs import Job, McpServer
     from .handler import PhaseData
     from .handlers.sample import SampleInstance

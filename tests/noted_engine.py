@@ -9,7 +9,7 @@ import numpy as np
 from chat_families import FAMILIES, save_tokenizer
 
 from prorl_zmq.testing.scripted_engine import ScriptedEngine
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,7 +11,7 @@ from support.rescoring import exact_logprobs, teacher_policy
 
 from prorl_zmq.errors import EngineFailed
 from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 
 if TYPE_CHECKING:
     from prorl_zmq import Trajectory

@@ -154,7 +154,7 @@ def test_what_charts_and_models_need_is_named_before_anything_starts(tmp_path: P
     assert not (tmp_path / "run").exists()
     code = (
         "from prorl_zmq.inference.chat.transformers_chat import TransformersChatFormat\n"
-        "from prorl_zmq.wire.messages.backends import ChatSettings\n"
+        "from prorl_zmq.wire.messages.chat import ChatSettings\n"
         "TransformersChatFormat.load(ChatSettings('transformers', 'some/model'))\n"
     )
     assert how_to_install("models") in run_with(python, "-c", code).stderr.splitlines()[-1]

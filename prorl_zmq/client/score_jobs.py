@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..data.trajectory import Trajectory
-    from ..wire.messages.backends import Backend, ChatSettings
+    from ..wire.messages.backends import Backend
+    from ..wire.messages.chat import ChatSettings
 
 IN_FLIGHT = 16
 """Most jobs of one call at a time, which so take few of the slots of RUN."""

@@ -11,8 +11,9 @@ import typer
 from rich.console import Group
 
 from ..client.blocking.client import RolloutClient
-from ..wire.messages.backends import Backend, ChatSettings, ListBackends
+from ..wire.messages.backends import Backend, ListBackends
 from ..wire.messages.base import new_id
+from ..wire.messages.chat import ChatSettings
 from ..wire.messages.engines import UPDATE_LIMIT_S, UpdateMode
 from . import options
 from .backend_tables import adapter_tables, backend_table, detail_tables

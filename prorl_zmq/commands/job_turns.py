@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..service.rollout_brokers import RolloutBrokers
-    from ..wire.messages.backends import BackendList, ChatSettings
+    from ..wire.messages.backends import BackendList
+    from ..wire.messages.chat import ChatSettings
     from ..wire.messages.watching import TurnsPeeked
 
 LOOK_S = 1.0

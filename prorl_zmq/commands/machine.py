@@ -12,7 +12,7 @@ from . import options
 from .tables import console, print_table
 
 if TYPE_CHECKING:
-    from ..wire.messages.backends import ToolCallFormatName
+    from ..wire.messages.chat import ToolCallFormatName
 
 STYLES = {"ok": "green", "missing": "bold red", "optional": "yellow"}
 
@@ -65,7 +65,7 @@ def _first_step() -> str:
 def _show_model(model: str, tool_calls: ToolCallFormatName, arguments: dict[str, Any]) -> None:
     from ..inference.chat.report import report
     from ..inference.chat.transformers_chat import TransformersChatFormat
-    from ..wire.messages.backends import ChatSettings
+    from ..wire.messages.chat import ChatSettings
 
     settings = ChatSettings("transformers", model, tool_calls).with_arguments(arguments)
     found = report(TransformersChatFormat.load(settings))

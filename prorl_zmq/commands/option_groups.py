@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from ..config import ENGINE_OPTIONS, BackendSettings, SecuritySettings, Topology, load_topology
 from ..errors import ConfigError
-from ..wire.messages.backends import History
 from ..wire.messages.base import POLICY, ModelName
+from ..wire.messages.chat import History
 from . import options
 
 FLAGS = {

@@ -13,7 +13,7 @@ from ..config import SandboxSettings, ServerApi, Topology
 from ..errors import ConfigError
 from ..system.logs import LogFormat, LogLevel
 from ..system.run_places import checked_name
-from ..wire.messages.backends import ToolCallFormatName
+from ..wire.messages.chat import ToolCallFormatName
 from ..wire.sockets import is_own_address, own_address
 
 Config = Annotated[

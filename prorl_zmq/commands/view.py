@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from ..errors import ConfigError
-from ..wire.messages.backends import ChatSettings, ToolCallFormatName
+from ..wire.messages.chat import ChatSettings, ToolCallFormatName
 from .tables import console
 
 if TYPE_CHECKING:

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ..client.asynchronous.client import AsyncRolloutClient
-    from ..wire.messages.backends import BackendList, BackendStatus, ChatSettings
+    from ..wire.messages.backends import BackendList, BackendStatus
+    from ..wire.messages.chat import ChatSettings
 
 ROLES = ("init", "run", "eval")
 ASK_S = 2.0

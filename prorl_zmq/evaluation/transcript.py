@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..data.trajectory import TokenArrays
     from ..inference.chat import ChatFormat
     from ..inference.tool_calls.call import ToolCallFormat
-    from ..wire.messages.backends import ChatSettings
+    from ..wire.messages.chat import ChatSettings
 
 REPLACEMENT = "\ufffd"
 """What decoders return for a part of a character."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ..evaluation.transcript import Call
     from ..inference.chat import ChatFormat
-    from ..wire.messages.backends import ChatSettings
+    from ..wire.messages.chat import ChatSettings
     from .connection import GatewayConnection
 
 MARK = "the content of a message"

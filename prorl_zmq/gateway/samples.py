@@ -23,8 +23,9 @@ from ..errors import ErrorInfo, InvalidJob, MalformedMessage, NotAllowed, ProrlE
 from ..integrations.single_jobs import SingleJobs
 from ..model_proxy.calls import CallRefused, ModelReply, Problem, ReplyCall, Usage
 from ..security.rights import ANYBODY
-from ..wire.messages.backends import BackendList, ChatSettings, ListBackends, ListModels, ModelList
+from ..wire.messages.backends import BackendList, ListBackends, ListModels, ModelList
 from ..wire.messages.base import POLICY, KeyRole, ModelName, new_id
+from ..wire.messages.chat import ChatSettings
 from ..wire.messages.jobs import EpisodeLimits, Job, Outcome, Sampling
 from ..wire.records import TOP_LOGPROBS
 from .connection import check_may

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ..wire.messages.backends import ChatSettings
+    from ..wire.messages.chat import ChatSettings
     from ..wire.messages.engines import UpdateMode
     from ..wire.messages.jobs import LogprobsMode, Sampling
     from .kv_figures import KvFigures

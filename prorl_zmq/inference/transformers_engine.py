@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..config import LoraSlots
-    from ..wire.messages.backends import ChatSettings
+    from ..wire.messages.chat import ChatSettings
     from .peft_adapters import PeftAdapters
 
 PREFILL_TOKENS = 8192

@@ -11,7 +11,7 @@ from ..inference.engine import EngineDescription
 from ..inference.local_engine import LocalEngine
 from ..inference.tokenizer import IM_END, SPECIAL_TOKENS, TOOL_CALL, TOOL_CALL_END, VOCABULARY_SIZE, decode, encode
 from ..inference.tool_calls.formats import HERMES
-from ..wire.messages.backends import ChatSettings
+from ..wire.messages.chat import ChatSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

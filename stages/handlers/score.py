@@ -10,8 +10,8 @@ from msgspec import Meta
 
 from ...data.scores import SCORES_TOP_LIMIT
 from ...errors import InvalidJob
-from ...wire.messages.backends import ChatSettings  # noqa: TC001 - msgspec resolves it
 from ...wire.messages.base import SEGMENTS_LIMIT
+from ...wire.messages.chat import ChatSettings  # noqa: TC001 - msgspec resolves it
 from ...wire.records import TEACHER
 from ..handler import AgentHandler, EvalPhase, Evaluation, PhaseData, RunPhase
 

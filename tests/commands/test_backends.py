@@ -21,7 +21,8 @@ from prorl_zmq.brokers.rollout.rollout_broker import RolloutBroker
 from prorl_zmq.commands.backend_tables import backend_table, detail_tables
 from prorl_zmq.config import ServiceSettings, Topology
 from prorl_zmq.wire import codec
-from prorl_zmq.wire.messages.backends import Backend, BackendStatus, ChatSettings, EngineLoad, EngineStart
+from prorl_zmq.wire.messages.backends import Backend, BackendStatus, EngineLoad, EngineStart
+from prorl_zmq.wire.messages.chat import ChatSettings
 from prorl_zmq.wire.messages.engines import AnyEngineRequest, EngineReady, UpdateTimes
 from prorl_zmq.wire.sockets import bind, open_socket
 

@@ -15,7 +15,7 @@ from prorl_zmq.evaluation.transcript import TextReader, make_transcript
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.inference.chat.embedded_chat import EmbeddedChatFormat, encode_message, generation_prompt
 from prorl_zmq.inference.tokenizer import IM_END, TOOL_CALL, TOOL_CALL_END, encode
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 from prorl_zmq.wire.messages.jobs import Outcome, Result
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from prorl_zmq.evaluation.collection import open_collection, read_arrays
 from prorl_zmq.evaluation.run_folder import ARRAYS
 from prorl_zmq.evaluation.transcript import TextReader
 from prorl_zmq.inference.chat.embedded_chat import EmbeddedChatFormat
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 from prorl_zmq.wire.messages.jobs import Outcome
 
 from .conftest import made_plan, made_sample, made_trajectory, write_run

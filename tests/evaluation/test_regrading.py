@@ -17,7 +17,7 @@ from prorl_zmq.evaluation.regrading import DIFFERENCES
 from prorl_zmq.evaluation.run_folder import RESULTS, TRAJECTORIES, RunFolder, read_samples
 from prorl_zmq.evaluation.transcript import TextReader, make_transcript
 from prorl_zmq.inference.chat.embedded_chat import EmbeddedChatFormat
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 from prorl_zmq.wire.messages.jobs import Outcome
 
 from .conftest import made_plan, made_sample, made_trajectory

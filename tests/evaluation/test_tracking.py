@@ -13,7 +13,7 @@ from prorl_zmq.evaluation.tracking import EvaluationLog, run_config, summary_val
 from prorl_zmq.evaluation.transcript import TextReader, make_transcript
 from prorl_zmq.inference.chat.embedded_chat import EmbeddedChatFormat
 from prorl_zmq.trackers import open_tracker
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 from prorl_zmq.wire.messages.jobs import Outcome
 
 from ..trackers import readback

@@ -15,7 +15,7 @@ from prorl_zmq.evaluation.transcript import Call, TextReader, Transcript, make_t
 from prorl_zmq.inference.chat.embedded_chat import EmbeddedChatFormat
 from prorl_zmq.inference.chat.loading import load_chat_format
 from prorl_zmq.inference.tokenizer import encode
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 
 from .conftest import HOSTILE, made_plan, made_sample, made_trajectory
 

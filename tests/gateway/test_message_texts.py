@@ -13,7 +13,7 @@ from prorl_zmq.gateway.message_texts import MessageTexts
 from prorl_zmq.gateway.tool_schemas import schemas_of
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.inference.chat.loading import load_chat_format
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 
 if TYPE_CHECKING:
     from pathlib import Path

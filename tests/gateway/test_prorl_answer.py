@@ -20,7 +20,7 @@ from prorl_zmq.gateway.prorl_answer import answer, failure, messages
 from prorl_zmq.gateway.prorl_bodies import Processed, ProrlMessage
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.inference.chat.embedded_chat import EmbeddedChatFormat, encode_message, generation_prompt
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 from prorl_zmq.wire.messages.jobs import Outcome
 
 JOB = Job(task="math", instance={"problem": "1", "ground_truth": "1", "tools": ["bash", "finish"]})

@@ -18,7 +18,8 @@ from prorl_zmq.gateway.message_texts import LoadedTexts
 from prorl_zmq.gateway.prorl_api import ProrlApi
 from prorl_zmq.gateway.stored_state import StoredState
 from prorl_zmq.security.rights import ANYBODY
-from prorl_zmq.wire.messages.backends import Backend, BackendList, BackendStatus, ChatSettings
+from prorl_zmq.wire.messages.backends import Backend, BackendList, BackendStatus
+from prorl_zmq.wire.messages.chat import ChatSettings
 
 from .conftest import Http, http
 

@@ -16,7 +16,7 @@ from prorl_zmq.inference.chat import ChatMessage, PastCall
 from prorl_zmq.inference.chat.forms import forms
 from prorl_zmq.inference.chat.transformers_chat import TransformersChatFormat
 from prorl_zmq.inference.tool_calls.formats import FENCED
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ from chat_families import FAMILIES, save_tokenizer
 from prorl_zmq.errors import ConfigError
 from prorl_zmq.inference.chat import loading as chat_loading
 from prorl_zmq.inference.chat.loading import chat_format, load_chat_format, same_vocabulary
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

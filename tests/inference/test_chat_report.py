@@ -11,7 +11,7 @@ from support.commands import complaint, prorl
 
 from prorl_zmq.inference.chat.report import report
 from prorl_zmq.inference.chat.transformers_chat import TransformersChatFormat
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ from prorl_zmq.inference.records import (
     rows_wanted,
     top_arrays,
 )
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 from prorl_zmq.wire.messages.jobs import Sampling
 
 RECORD = ("top_logprobs:2", "sampling_mask", "experts")

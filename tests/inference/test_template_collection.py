@@ -17,7 +17,7 @@ from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.inference.chat.traits import WrittenCall
 from prorl_zmq.inference.chat.transformers_chat import TransformersChatFormat
 from prorl_zmq.inference.tool_calls.call import ToolCall
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

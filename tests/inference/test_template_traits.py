@@ -16,7 +16,7 @@ from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.inference.chat.loading import chat_warning, load_chat_format
 from prorl_zmq.inference.chat.transformers_chat import TransformersChatFormat
 from prorl_zmq.inference.tool_calls.call import MalformedCall, ToolCall
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,7 @@ from prorl_zmq.errors import ConfigError, EngineFailed, InvalidWeights
 from prorl_zmq.examples.trainers.shared.make_model import make
 from prorl_zmq.inference.engine import checked
 from prorl_zmq.inference.policy import draw
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 from prorl_zmq.wire.messages.jobs import Sampling
 
 if TYPE_CHECKING:

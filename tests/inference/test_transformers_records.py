@@ -13,7 +13,7 @@ from support.later import Later
 
 from prorl_zmq.errors import EngineFailed
 from prorl_zmq.examples.trainers.shared.make_model import make
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 from prorl_zmq.wire.messages.jobs import Sampling
 
 if TYPE_CHECKING:

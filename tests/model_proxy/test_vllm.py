@@ -24,7 +24,7 @@ from prorl_zmq.inference.chat.loading import load_chat_format
 from prorl_zmq.inference.http.http_engine import HttpEngine
 from prorl_zmq.stages.episode import Episode, JobPolicy
 from prorl_zmq.stages.harness.harness_model import HarnessModel
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,7 +9,7 @@ from prorl_zmq.client.score_jobs import score_job
 from prorl_zmq.inference.embedded.base_policy import base_policy
 from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
 from prorl_zmq.testing import LocalService
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 
 
 def test_a_tokenizer_of_no_backend_is_not_loaded() -> None:

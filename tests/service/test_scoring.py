@@ -20,7 +20,8 @@ from prorl_zmq.inference.embedded.base_policy import base_policy
 from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.tokenizer import VOCABULARY_SIZE
 from prorl_zmq.testing import LocalService, say
-from prorl_zmq.wire.messages.backends import Backend, ChatSettings
+from prorl_zmq.wire.messages.backends import Backend
+from prorl_zmq.wire.messages.chat import ChatSettings
 from prorl_zmq.wire.messages.jobs import ConversationPart
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ from prorl_zmq.wire.messages.backends import (
     AnyBackendReply,
     Backend,
     BackendList,
-    ChatSettings,
     DrainBackend,
     EngineStart,
     ListBackends,
@@ -30,6 +29,7 @@ from prorl_zmq.wire.messages.backends import (
     ReportStarts,
 )
 from prorl_zmq.wire.messages.base import Done
+from prorl_zmq.wire.messages.chat import ChatSettings
 from prorl_zmq.wire.sockets import connect, open_socket
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from prorl_zmq.stages.episode import Episode, JobPolicy
 from prorl_zmq.stages.handlers.code_source import last_block
 from prorl_zmq.stages.handlers.math_answers import answer_of, right_answer
 from prorl_zmq.tools.think_and_finish import FinishTool
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 from prorl_zmq.wire.messages.engines import VersionSpan
 from prorl_zmq.wire.messages.jobs import Job
 

@@ -13,7 +13,8 @@ from prorl_zmq.errors import InvalidJob, NoBackend
 from prorl_zmq.stages import rollout
 from prorl_zmq.stages.rollout import Rollout
 from prorl_zmq.stages.score_runner import ScoreRunner
-from prorl_zmq.wire.messages.backends import Backend, ChatSettings
+from prorl_zmq.wire.messages.backends import Backend
+from prorl_zmq.wire.messages.chat import ChatSettings
 from prorl_zmq.wire.messages.jobs import Phase
 from prorl_zmq.wire.messages.stages import PhaseFailed, StartPhase, TextToScore
 

@@ -14,7 +14,7 @@ from ...errors import ConfigError
 from ...system.threads import run_aside
 
 if TYPE_CHECKING:
-    from ...wire.messages.backends import ChatSettings
+    from ...wire.messages.chat import ChatSettings
     from . import ChatFormat
     from .transformers_chat import TransformersChatFormat
 

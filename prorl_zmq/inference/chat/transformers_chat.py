@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ...wire.messages.backends import ChatSettings
+    from ...wire.messages.chat import ChatSettings
 
 _IMPORTING = Lock()
 """transformers cannot be imported by two threads at once; never held while a tokenizer is loaded."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...data.scores import Scores
 from ...errors import InvalidWeights
-from ...wire.messages.backends import ChatSettings
+from ...wire.messages.chat import ChatSettings
 from ...wire.records import EXPERTS, RECORD_TOP_LIMIT, SAMPLING_MASK, TOP_LOGPROBS
 from ..engine import EngineDescription
 from ..local_engine import LocalEngine

@@ -16,7 +16,7 @@ import msgspec
 from ...config import LoraSlots, ServerApi  # noqa: TC001 - msgspec reads the annotations at run time
 from ...errors import ConfigError
 from ...system.installation import how_to_install
-from ...wire.messages.backends import ChatSettings, History, ParserUrl, TemplateArguments, ToolCallFormatName
+from ...wire.messages.chat import ChatSettings, History, ParserUrl, TemplateArguments, ToolCallFormatName
 from ..engine_kind import EngineKind
 
 if TYPE_CHECKING:

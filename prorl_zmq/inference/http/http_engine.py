@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from ...errors import ConfigError, EngineFailed, InvalidWeights
-from ...wire.messages.backends import ChatSettings
+from ...wire.messages.chat import ChatSettings
 from ...wire.messages.engines import VersionSpan
 from ...wire.records import EXPERTS, RECORD_NAMES
 from ...wire.sockets import is_loopback_host

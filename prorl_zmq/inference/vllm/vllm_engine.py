@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 
 from ...errors import EngineFailed, ProrlError
-from ...wire.messages.backends import ChatSettings
+from ...wire.messages.chat import ChatSettings
 from ...wire.messages.engines import VersionSpan
 from ..chat.loading import load_chat_format
 from ..checkpoint import check_checkpoint, no_cpu_updates, read_in_time

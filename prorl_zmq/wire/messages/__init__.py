@@ -14,5 +14,5 @@ sizes in bytes. No message carries a clock reading, since the clocks of two node
     stage process, backend broker  ⇄ engine host      engines               ROUTER
 
 Requests are idempotent: a request without a reply is resent with the same `request_id`. Jobs and results are in `jobs`,
-shared limits, field types and bases in `base`.
+how conversations become tokens in `chat`, shared limits, field types and bases in `base`.
 """

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from ...errors import ErrorInfo
-from .backends import ChatSettings
 from .base import (
     CONVERSATIONS_LIMIT,
     SEGMENTS_LIMIT,
@@ -30,6 +29,7 @@ from .base import (
     ShortText,
     Timings,
 )
+from .chat import ChatSettings
 from .jobs import (
     BlockHandle,
     Conversations,

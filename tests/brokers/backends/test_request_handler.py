@@ -14,7 +14,6 @@ from prorl_zmq.wire.messages.backends import (
     Backend,
     BackendAlive,
     BackendList,
-    ChatSettings,
     ClearBackends,
     DrainBackend,
     EngineLoad,
@@ -26,6 +25,7 @@ from prorl_zmq.wire.messages.backends import (
     RemoveBackend,
 )
 from prorl_zmq.wire.messages.base import Done, Refused
+from prorl_zmq.wire.messages.chat import ChatSettings
 from prorl_zmq.wire.messages.engines import WeightUpdate
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from prorl_zmq.brokers.rollout.job_table import JobTable
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 from prorl_zmq.wire.messages.jobs import Job, Phase
 from prorl_zmq.wire.messages.stages import PhaseDone, StageReport, Task
 

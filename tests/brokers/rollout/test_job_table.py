@@ -14,7 +14,7 @@ from prorl_zmq.brokers.rollout.job_table import JobTable
 from prorl_zmq.brokers.rollout.stage_pool import SlotClaim
 from prorl_zmq.errors import ErrorInfo
 from prorl_zmq.wire import codec
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 from prorl_zmq.wire.messages.jobs import (
     ArrayForm,
     BlockHandle,

@@ -8,7 +8,7 @@ import pytest
 from prorl_zmq.brokers.rollout.task_catalog import KNOWN_LIMIT, NEW_TICKS, REMOVED_TICKS, TaskCatalog
 from prorl_zmq.client.score_jobs import score_job
 from prorl_zmq.errors import Busy, InvalidJob, UnknownTask
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 from prorl_zmq.wire.messages.jobs import Harness, Job, NamedModel, Sampling
 from prorl_zmq.wire.messages.stages import Task
 

@@ -16,7 +16,7 @@ from prorl_zmq.brokers.rollout.transition_log import TransitionLog
 from prorl_zmq.brokers.rollout.write_ahead import FIRST_PAUSE_S, MAX_PAUSE_S, WriteAhead
 from prorl_zmq.errors import JournalFailed
 from prorl_zmq.wire import codec
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 from prorl_zmq.wire.messages.jobs import Job, Phase, SandboxHandle
 from prorl_zmq.wire.messages.stages import PhaseDone, StageReport, Task
 

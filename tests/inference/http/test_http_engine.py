@@ -14,7 +14,7 @@ from prorl_zmq.inference.http import http_engine as module
 from prorl_zmq.inference.http import pause
 from prorl_zmq.inference.http.http_engine import HttpEngine
 from prorl_zmq.inference.kv_figures import KvFigures
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 from prorl_zmq.wire.messages.engines import VersionSpan
 from prorl_zmq.wire.messages.jobs import Sampling
 

@@ -20,7 +20,7 @@ from prorl_zmq.inference.http.generate_dialects import Prorl, Sglang
 from prorl_zmq.inference.http.http_engine import HttpEngine
 from prorl_zmq.inference.http.record_fields import MixtureShape
 from prorl_zmq.inference.http.vllm_dialects import Completions, VllmGenerate
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 from prorl_zmq.wire.messages.jobs import Sampling
 from prorl_zmq.wire.records import Recorded
 

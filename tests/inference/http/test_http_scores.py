@@ -12,7 +12,7 @@ from aiohttp import web
 
 from prorl_zmq.errors import EngineFailed
 from prorl_zmq.inference.http.http_engine import HttpEngine
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -15,7 +15,7 @@ from vllm_python import START_LIMIT_S
 from prorl_zmq.errors import EngineFailed, InvalidWeights
 from prorl_zmq.inference.engine import Wanted, checked_scores
 from prorl_zmq.inference.http.http_engine import HttpEngine
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 from prorl_zmq.wire.messages.engines import VersionSpan
 from prorl_zmq.wire.messages.jobs import Sampling
 

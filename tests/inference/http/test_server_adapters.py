@@ -15,7 +15,7 @@ from prorl_zmq.config import LoraSlots
 from prorl_zmq.errors import ConfigError, EngineFailed, InvalidWeights
 from prorl_zmq.inference.engine import Wanted
 from prorl_zmq.inference.http.http_engine import HttpEngine
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 from prorl_zmq.wire.messages.engines import VersionSpan
 from prorl_zmq.wire.messages.jobs import Sampling
 

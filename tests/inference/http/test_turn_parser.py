@@ -35,7 +35,7 @@ from prorl_zmq.inference.tool_calls.call import MalformedCall, ToolCall
 from prorl_zmq.model_proxy.calls import CallRefused, ModelRequest, Problem, RequestCall, RequestMessage
 from prorl_zmq.stages.episode import Episode, JobPolicy
 from prorl_zmq.stages.harness.harness_model import HarnessModel
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 from prorl_zmq.wire.messages.engines import VersionSpan
 
 from .conftest import FakeServer

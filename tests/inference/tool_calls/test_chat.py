@@ -12,7 +12,7 @@ from prorl_zmq.data.trajectory import Role
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.inference.chat.transformers_chat import TransformersChatFormat
 from prorl_zmq.inference.tool_calls.call import ToolCall
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from prorl_zmq.inference.tool_calls.argument_types import kind_of
 from prorl_zmq.inference.tool_calls.call import MAX_CALLS, MalformedCall, ToolCall
 from prorl_zmq.inference.tool_calls.formats import FORMS, format_named
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 
 JSON_FORMS = [
     name

@@ -35,7 +35,7 @@ from prorl_zmq.inference.chat.transformers_chat import TransformersChatFormat
 from prorl_zmq.stages.harness import call_limits
 from prorl_zmq.testing import tool_call
 from prorl_zmq.testing.scripted_engine import tokens_of
-from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.chat import ChatSettings
 from prorl_zmq.wire.messages.jobs import EpisodeLimits
 
 if TYPE_CHECKING:
