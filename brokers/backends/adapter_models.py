@@ -216,9 +216,9 @@ class AdapterModels:
         if base not in bases:
             named = f", or name one of {', '.join(bases)} as the base" if bases else ""
             may_come = base in own and all(one.name != base for one in backends)
-            raise NoBackend(
-                f"backends of the model {base} have no adapter slots: start one with `lora`{named}", final=not may_come
-            )
+            slots = f"backends of the model {base} have no adapter slots"
+            problem = slots if base in own else f"no backend serves the base model {base}"
+            raise NoBackend(f"{problem}: start one with `lora`{named}", final=not may_come)
         self._check_left(model, request.weight_version, loaded)
         return base
 

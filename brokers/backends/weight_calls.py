@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
-from ...errors import FIELDS_LIMIT, MalformedMessage, NoBackend, ProrlError, UpdateNotBegun
-from ...wire.messages.base import Done, Refused
+from ...errors import (
+    FIELDS_LIMIT,
+    ConfigError,
+    InvalidWeights,
+    MalformedMessage,
+    NoBackend,
+    ProrlError,
+    RequestTimeout,
+    UpdateInProgress,
+    UpdateNotBegun,
+)
+from ...wire.messages.base import POLICY, Done, Refused
 from ...wire.messages.engines import UpdateTimes, WeightsServed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from ...wire.messages.backends import AnyBackendReply, Backend
     from ...wire.messages.engines import WeightUpdate
     from ...wire.sockets import Frame
+
+AGAIN_S, AGAIN_MOST_S = 5.0, 300.0
+"""First and longest wait before a backend is asked again to load weights, in seconds."""
+
+log = logging.getLogger("prorl.backend_broker")
 
 
 class Answer(NamedTuple):
@@ -64,6 +80,15 @@ class UnderWay:
     def done(self) -> list[str]:
         return [backend_id for backend_id, error in self.outcomes.items() if error is None]
 
+    def note_outcome(self, backend_id: str, error: ProrlError | None) -> None:
+        """Record how a backend ended its part."""
+        self.outcomes[backend_id] = name_backend(error, backend_id) if error is not None else None
+        if error is not None and self.envelope is not None:
+            request = self.request
+            log.warning(
+                "%s of weights %d of %s: %s", request.step, request.weight_version, request.model, error.message
+            )
+
     def digest(self) -> str:
         """Return the digest of more than half of the hosts that answered with one; empty: there is none."""
         most = Counter(self.digests.values()).most_common(1)
@@ -100,6 +125,83 @@ class UnderWay:
             ignored = (NoBackend, UpdateNotBegun) if self.request.step == "end" else (NoBackend,)
         errors = (error for error in self.outcomes.values() if error is not None and not isinstance(error, ignored))
         return min(errors, key=lambda error: isinstance(error, UpdateNotBegun), default=None)
+
+
+class CatchUpRetries:
+    """When backends that could not load the wanted weights are asked again; each wait is twice as long as the last."""
+
+    def __init__(self) -> None:
+        self._waits: dict[str, tuple[float, float]] = {}
+        """Per backend, the time of the next try, and the wait before it."""
+
+    def failed(self, backend_id: str, now: float) -> float:
+        """Plan the next try; return the seconds until then."""
+        _, last_s = self._waits.get(backend_id, (now, 0.0))
+        wait_s = min(2 * last_s or AGAIN_S, AGAIN_MOST_S)
+        self._waits[backend_id] = (now + wait_s, wait_s)
+        return wait_s
+
+    def due(self, now: float) -> list[str]:
+        """Return the backends whose time has come; a wait begins for the try after."""
+        due = [backend_id for backend_id, (at, _) in self._waits.items() if at <= now]
+        for backend_id in due:
+            wait_s = self._waits[backend_id][1]
+            self._waits[backend_id] = (now + wait_s, wait_s)
+        return due
+
+    def forget(self, backend_id: str) -> None:
+        self._waits.pop(backend_id, None)
+
+
+def catch_up_note(error: ProrlError, model: str, again_s: float) -> str:
+    """Return what `prorl backends list` says of a backend that could not load the wanted weights."""
+    named = "" if model == POLICY else f" --model-name {model}"
+    return (
+        f"loading them failed, and the next try is in {again_s:g} s: {error.message}. If their folder is damaged, "
+        "publish a full version, or load an earlier one: `prorl backends update-weights FOLDER VERSION"
+        f"{named} --take-over`"
+    )
+
+
+def check_own(request: WeightUpdate, *, trained: bool, frozen: bool) -> None:
+    """Check a request about a model of backends.
+
+    Args:
+        request: its model is no adapter.
+        trained: whether a backend takes new weights of it.
+        frozen: whether backends serve it.
+    """
+    model = request.model
+    if request.base or request.step == "remove":
+        advice = "`prorl backends remove ID` removes one" if not request.base else "give the adapter another name"
+        raise ConfigError(f"{model} is a model of backends, not an adapter; {advice}", key="model")
+    if not trained:
+        there_are = f"no backend serves the model {model} now"
+        missing = f"all backends of the model {model} are frozen" if frozen else there_are
+        raise NoBackend(f"{missing}, so none has taken the weights; see `prorl backends list`", final=frozen)
+
+
+def check_none_fetched(requests: Iterable[UnderWay], request: WeightUpdate) -> None:
+    """Raise `UpdateInProgress` while another version of the request's model is being fetched."""
+    for other in requests:
+        version = other.request.weight_version
+        if other.fetching and other.request.model == request.model and version != request.weight_version:
+            raise UpdateInProgress(f"weights {version} are being loaded; wait for their end", weight_version=version)
+
+
+def as_new_adapter(error: InvalidWeights, model: str) -> InvalidWeights:
+    """Return an error with the remark that the model was taken as a new adapter."""
+    return InvalidWeights(
+        f"{error.message} ({model!r} is not a backend's name, so it was taken as a new adapter.)", **error.fields
+    )
+
+
+def too_late(under_way: UnderWay) -> RequestTimeout:
+    """Return the error of a host that did not answer."""
+    request = under_way.request
+    waits = request.mode == "drain" and request.step in ("begin", "load") and not under_way.fetching
+    hint = ": with mode 'drain' it waits for its running generations; mode 'keep' does not" if waits else ""
+    return RequestTimeout(f"its engine host did not answer in time{hint}")
 
 
 def check_form(request: WeightUpdate) -> None:

@@ -15,9 +15,10 @@ its part at the next tick. The reply is `Done` if all others did the step, else 
 `begin` fails also if a backend left. A resent request joins the one in progress; a completed one gets the same reply
 again. Calls are resent after a lost connection. If the broker dies, the limits of hosts and broker end the update.
 
-A backend that registers with older weights than wanted is asked to load them from the path of its model's last load.
-Frozen backends take no part. Each model has a trainer, an update and a wanted version of its own. A model that is no
-backend's own is an adapter, of which hosts keep earlier versions until nothing needs them (see `adapter_models`).
+A backend with older weights than wanted is asked to load them from the path of its model's last load, and again if
+that fails. Frozen backends take no part. Each model has a trainer, an update and a wanted version of its own. A model
+that is no backend's own is an adapter, of which hosts keep earlier versions until nothing needs them (see
+`adapter_models`).
 """
 
 from __future__ import annotations
@@ -35,9 +36,7 @@ from ...errors import (
     MalformedMessage,
     NoBackend,
     ProrlError,
-    RequestTimeout,
     UnknownBackend,
-    UpdateInProgress,
 )
 from ...metrics.catalog import WEIGHTS_REQUEST_SECONDS
 from ...wire.messages.backends import TAKE_BACK_S, HoldWeights
@@ -46,13 +45,19 @@ from ...wire.messages.engines import WeightUpdate
 from .trainer_lease import TrainerLease
 from .weight_calls import (
     Answer,
+    CatchUpRetries,
     EngineAddress,
     EngineCall,
     UnderWay,
     address_of,
+    as_new_adapter,
+    catch_up_note,
     check_form,
+    check_none_fetched,
+    check_own,
     name_backend,
     served_version,
+    too_late,
 )
 
 if TYPE_CHECKING:
@@ -97,6 +102,7 @@ class WeightRequests:
         """Whether it is known to which versions of adapters jobs are pinned."""
         self._trainers: dict[str, TrainerLease] = {}
         """By model."""
+        self._retries = CatchUpRetries()
         self._under_way: dict[WeightUpdate, UnderWay] = {}
         self._ended: dict[WeightUpdate, AnyBackendReply] = {}
         self._calls: dict[str, tuple[EngineCall, UnderWay]] = {}
@@ -163,9 +169,8 @@ class WeightRequests:
             if error is None:
                 self._did(call.request, backend_id)
             if isinstance(error, InvalidWeights) and model in self._heap.adapters.unpublished():
-                words = f"{error.message}. ({model!r} is not a backend's name, so it was taken as a new adapter.)"
-                error = InvalidWeights(words, **error.fields)
-            under_way.outcomes[backend_id] = name_backend(error, backend_id) if error is not None else None
+                error = as_new_adapter(error, model)
+            under_way.note_outcome(backend_id, error)
             if ready is not None:
                 under_way.note_times(backend_id, ready.times)
             if ready is not None and ready.digest and model in self._heap.adapters:
@@ -207,6 +212,7 @@ class WeightRequests:
             has_answered = backend_id in under_way.done() and backend_id not in under_way.missing.values()
             if has_answered and not taking_back and served_version(backend, request.model) != request.weight_version:
                 self._ask_one(under_way, backend_id)
+        self._retries.forget(backend_id)
         self._catch_up(backend_id, now)
         member = self._heap.member(backend_id)
         if member.state == "behind" and not member.catch_up:
@@ -215,24 +221,24 @@ class WeightRequests:
     def tick(self, now: float) -> None:
         for under_way in tuple(self._under_way.values()):
             for request_id, backend_id in tuple(under_way.missing.items()):
-                if under_way.until <= now:
-                    self._give_up(under_way, request_id, RequestTimeout("its engine host did not answer in time"))
-                elif backend_id not in self._heap:
-                    self._give_up(under_way, request_id, NoBackend("it was removed, or its host fell silent"))
+                is_late = under_way.until <= now
+                if is_late or backend_id not in self._heap:
+                    gone = NoBackend("it was removed, or its host fell silent")
+                    del under_way.missing[request_id], self._calls[request_id]
+                    under_way.note_outcome(backend_id, too_late(under_way) if is_late else gone)
             if not under_way.missing:
                 self._follow(under_way, now)
+        for backend_id in self._retries.due(now):
+            if backend_id in self._heap and self._heap.member(backend_id).needed_version:
+                self._catch_up(backend_id, now)
+            else:
+                self._retries.forget(backend_id)
         if self._informed_at is None:
             self._informed_at = now + self._lease_s
         self._is_informed = self._informed_at <= now
         for backend in self._heap.backends():
             if backend.adapters or backend.adapter_slots:
                 self._catch_up_adapters(backend.backend_id, now)
-
-    def _give_up(self, under_way: UnderWay, request_id: str, error: ProrlError) -> None:
-        """End a call without an answer."""
-        backend_id = under_way.missing.pop(request_id)
-        del self._calls[request_id]
-        under_way.outcomes[backend_id] = name_backend(error, backend_id)
 
     def next_deadline(self) -> float | None:
         return min((one.until for one in self._under_way.values()), default=None)
@@ -249,9 +255,7 @@ class WeightRequests:
         return {call.address for call, _ in self._calls.values()}
 
     def _trainer(self, model: str) -> TrainerLease:
-        if model not in self._trainers:
-            self._trainers[model] = TrainerLease(model)
-        return self._trainers[model]
+        return self._trainers.setdefault(model, TrainerLease(model))
 
     def _base(self, request: WeightUpdate) -> str:
         """Check that a request has backends; return the base if it is about an adapter, else an empty text."""
@@ -259,22 +263,12 @@ class WeightRequests:
         if model in self._heap.adapters or model not in own:
             loaded = self._registry.loaded(model)
             return self._heap.adapters.find_base(request, self._heap.backends(), own, loaded)
-        if request.base or request.step == "remove":
-            advice = "`prorl backends remove ID` removes one" if not request.base else "give the adapter another name"
-            raise MalformedMessage(f"{model} is a model of backends, not an adapter; {advice}", field="$.model")
-        if not self._heap.trained(model):
-            frozen = model in self._heap.models()
-            there_are = f"no backend serves the model {model} now"
-            missing = f"all backends of the model {model} are frozen" if frozen else there_are
-            raise NoBackend(f"{missing}, so none has taken the weights; see `prorl backends list`", final=frozen)
+        check_own(request, trained=bool(self._heap.trained(model)), frozen=model in self._heap.models())
         return ""
 
     def _prepare(self, request: WeightUpdate, now: float) -> None:
         version, update = request.weight_version, self._updates.of(request.model)
-        for other in self._under_way.values():
-            if other.fetching and other.request.model == request.model and other.request.weight_version != version:
-                begun = other.request.weight_version
-                raise UpdateInProgress(f"weights {begun} are being loaded; wait for their end", weight_version=begun)
+        check_none_fetched(self._under_way.values(), request)
         match request.step:
             case "begin":
                 update.begin(version, request.limit_s, now)
@@ -343,8 +337,8 @@ class WeightRequests:
 
     def _catch_up(self, backend_id: str, now: float) -> None:
         """Ask a backend to load the weights and adapters that it lacks, unless an update of them is in progress."""
-        member = self._heap.member(backend_id)
-        backend, wanted = member.backend, self._heap.wanted_version(member.backend.name)
+        backend = self._heap.member(backend_id).backend
+        wanted = self._heap.wanted_version(backend.name)
         if not backend.frozen and backend.weight_version < wanted and self._load(backend, backend.name, wanted, now):
             path = self._updates.of(backend.name).path
             self._heap.note_catch_up(backend_id, f"it is loading them from {path}")
@@ -395,22 +389,25 @@ class WeightRequests:
         self._ask_one(under_way, backend.backend_id)
         return True
 
-    def _caught_up(self, under_way: UnderWay) -> None:
+    def _caught_up(self, under_way: UnderWay, now: float) -> None:
         request = under_way.request
         del self._under_way[request]
         version, model, is_adapter = request.weight_version, request.model, request.model in self._heap.adapters
         for backend_id, error in under_way.outcomes.items():
             with suppress(UnknownBackend):  # the backend has left meanwhile
-                if error is not None:
-                    log.warning("%s of weights %d of the model %s: %s", request.step, version, model, error.message)
                 if request.step == "remove":
                     continue
                 if error is not None and is_adapter:
                     self._heap.note_adapter(backend_id, model, f"loading version {version} failed: {error.message}")
                 elif error is not None:
-                    self._heap.note_catch_up(backend_id, f"loading them failed, so update it by hand: {error.message}")
+                    self._retry(backend_id, error, now)
                 elif version == self._heap.wanted_version(model):
                     self._note_loaded(backend_id, model, version)
+
+    def _retry(self, backend_id: str, error: ProrlError, now: float) -> None:
+        member = self._heap.member(backend_id)
+        if member.needed_version:
+            member.catch_up = catch_up_note(error, member.backend.name, self._retries.failed(backend_id, now))
 
     def _note_loaded(self, backend_id: str, model: str, version: int) -> None:
         """Record what a heartbeat would report a second later."""
@@ -434,7 +431,7 @@ class WeightRequests:
         self._unload_others(under_way, now)
         request, error = under_way.request, under_way.error()
         if under_way.envelope is None:
-            self._caught_up(under_way)
+            self._caught_up(under_way, now)
             return
         if under_way.fetching:
             self._load_fetched(under_way, now)
@@ -466,7 +463,9 @@ class WeightRequests:
             del self._ended[next(iter(self._ended))]
         self._answers.append(Answer(under_way.envelope, reply))
         for backend_id in self._heap.trained(request.model):
-            if not isinstance(under_way.outcomes.get(backend_id), InvalidWeights):
+            if isinstance(error := under_way.outcomes.get(backend_id), InvalidWeights):
+                self._retry(backend_id, error, now)
+            else:
                 self._catch_up(backend_id, now)  # the backend came or restarted meanwhile
 
     def _conclude(self, under_way: UnderWay) -> None:

@@ -12,7 +12,14 @@ import pytest
 from support.waiting import until
 
 from prorl_zmq.commands.exit_codes import USAGE_ERROR
-from prorl_zmq.errors import InvalidJob, InvalidWeights, MalformedMessage, ModelInUse, NoBackend, WeightsHeld
+from prorl_zmq.errors import (
+    ConfigError,
+    InvalidJob,
+    InvalidWeights,
+    ModelInUse,
+    NoBackend,
+    WeightsHeld,
+)
 from prorl_zmq.inference.adapters import CONFIG, WEIGHTS
 from prorl_zmq.inference.tokenizer import decode
 from prorl_zmq.wire.messages.backends import ListBackends
@@ -200,9 +207,9 @@ def test_what_is_wrong_is_refused_by_name(service: TestService, tmp_path: Path) 
             client.update_weights(adapter(tmp_path, "a", 1, "torn"), 1, model="a")
         with pytest.raises(InvalidJob, match=r"the model 'a' \(model\); the service has policy"):
             client.submit(job_of("a"))
-        with pytest.raises(MalformedMessage, match="not an adapter; give the adapter another name"):
+        with pytest.raises(ConfigError, match="not an adapter; give the adapter another name"):
             client.update_weights(tmp_path, 2, base="policy")
-        with pytest.raises(MalformedMessage, match="policy is a model of backends, not an adapter; `prorl backends"):
+        with pytest.raises(ConfigError, match="policy is a model of backends, not an adapter; `prorl backends"):
             client.remove_model("policy")
         client.update_weights(adapter(tmp_path, "a", 2), 2, model="a")
         waiting = job_of("a", run="two turns", mark=str(tmp_path / "job"))

@@ -173,7 +173,7 @@ class WeightUpdates:
         Raises:
             ModelInUse: unfinished jobs or open batches use it.
             NoBackend: no adapter of this name is published.
-            MalformedMessage: it is the model of backends.
+            ConfigError: it is the model of backends.
             WeightsHeld: another live trainer (`session`) publishes it.
             EngineFailed: an engine failed; `backend` names it. The model is removed, and the engine is asked again.
             RequestTimeout: a broker or an engine did not answer in time.

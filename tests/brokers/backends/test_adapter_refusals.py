@@ -49,10 +49,10 @@ def refusal(service: Service, request: WeightUpdate) -> tuple[str, str]:
     ("request_", "code", "message"),
     [
         (WeightUpdate("r", "load", 1, "/1", model="c"), "no_backend", "could be of p or q: name its base"),
-        (WeightUpdate("r", "load", 1, "/1", model="c", base="z"), "no_backend", "backends of the model z have no ada"),
+        (WeightUpdate("r", "load", 1, "/1", model="c", base="z"), "no_backend", "serves the base model z: start one"),
         (WeightUpdate("r", "load", 1, "/1", model="a", base="q"), "no_backend", "a is an adapter of p, not of q"),
-        (WeightUpdate("r", "load", 1, "/1", model="q", base="p"), "malformed_message", "q is a model of backends"),
-        (WeightUpdate("r", "remove", 0, model="q"), "malformed_message", "q is a model of backends"),
+        (WeightUpdate("r", "load", 1, "/1", model="q", base="p"), "config_error", "q is a model of backends"),
+        (WeightUpdate("r", "remove", 0, model="q"), "config_error", "q is a model of backends"),
         (
             WeightUpdate("r", "remove", 0, model="c"),
             "no_backend",

@@ -248,8 +248,10 @@ def test_a_late_engine_loads_the_bases_weights_before_adapters_of_them() -> None
     assert y.asked == [("load", "policy", 5), ("load", "a", 1)]
     z.failure = InvalidWeights("no such folder", path="/adapters/policy/5")
     service.register(z)
-    service.pass_time(5)
-    assert z.asked == [("load", "policy", 5)], "it is not asked again and again"
+    service.pass_time(4)
+    assert z.asked == [("load", "policy", 5)], "it is not asked again at once"
+    service.pass_time(1)
+    assert z.asked == [("load", "policy", 5)] * 2, "it is not asked for the adapter"
     assert service.status("z").state == "behind"
 
 

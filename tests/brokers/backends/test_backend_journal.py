@@ -201,7 +201,9 @@ def test_an_engine_of_a_service_that_was_started_again_loads_the_weights_from_th
     ((_, state, problem, _),) = listed(handler, 1.0)
     assert (state, problem) == ("behind", "it serves weights 0 where 5 are wanted: it is loading them from /weights/5")
     handler.engine_answered(call.request.request_id, InvalidWeights("no such file"), 2.0)
-    assert "loading them failed, so update it by hand: " in next(iter(listed(handler, 2.0)))[2]
+    problem = next(iter(listed(handler, 2.0)))[2]
+    assert "loading them failed, and the next try is in 5 s: " in problem
+    assert "`prorl backends update-weights FOLDER VERSION --take-over`" in problem
     handler.handle([b"c", b""], BackendAlive("r", "x", 5), 3.0)
     assert {one[1:3] for one in listed(handler, 3.0)} == {("ready", "")}
 
