@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from .errors import ConfigError, EngineFailed, InvalidWeights, NoBackend, ProrlError, RequestTimeout
-from .inference.checkpoint import read_tensors
+from .inference.checkpoint import index_metadata, read_tensors
 from .inference.weights.version_chain import Content
 from .system.held_file import claim_folder
 from .system.installation import how_to_install
@@ -278,13 +278,22 @@ class WeightsPublisher:
                 100 * share,
             )
         began = time.perf_counter()
+        write_s = writer.write_s
         try:
-            engines = self._update(path, weight_version, timeout_s, writer.digest)
+            try:
+                engines = self._update(path, weight_version, timeout_s, writer.digest)
+            except InvalidWeights as error:
+                is_ours = index_metadata(path).get("weights") == writer.digest
+                if not isinstance(writer, DeltaWriter) or writer.is_full or not is_ours:
+                    raise
+                log.warning("%s; weights %d are published again, in full", error.message, weight_version)
+                path = writer.finish_in_full()
+                engines = self._update(path, weight_version, timeout_s, writer.digest)
         except InvalidWeights:
             if self._versions is not None:
                 self._versions.discard()  # the next version is full: it needs none that an engine lacks or rejects
             raise
-        update_s = time.perf_counter() - began
+        update_s = time.perf_counter() - began - (writer.write_s - write_s)
         if self._versions is None:
             made = [old for old in self._folder.iterdir() if MADE.fullmatch(old.name) and old != path]
             for old in sorted(made, key=lambda old: -old.stat().st_mtime)[self._keep - 1 :]:

@@ -142,6 +142,25 @@ class PublishedWeights:
         self._forget_added()
         return written._replace(tensors=tensors, encode_s=encode_s, write_s=time.perf_counter() - began)
 
+    def write_in_full(self) -> Written:
+        """Write the last version again, in full, for engines that cannot use its delta.
+
+        Raises:
+            OSError: the folder cannot be written; the version is gone.
+        """
+        assert self._version is not None, "a version was written"
+        path, began = version_path(self._root, self._version), time.perf_counter()
+        remove_version(path)
+        try:
+            self._write_full(path, self._version, self._weights)
+        except BaseException:
+            remove_version(path)
+            self.discard()
+            raise
+        self._chain_bytes = self._chain_length = 0
+        write_s = time.perf_counter() - began
+        return Written(path, self._weights, True, 0, self._full_bytes, 0, 0.0, write_s)
+
     def discard(self) -> None:
         """Drop the tensors that were added since the last `write`; the next version is full."""
         for future in self._encoding:
@@ -233,15 +252,18 @@ class PublishedWeights:
                 }
             )
         if is_full:
-            folder = FolderWriter(path, PART_BYTES)
-            for name, kind in self._kinds.items():
-                folder.add(name, kind, self._copy[name], self._checksums[name])
-            numbered = {"version": f"{version:06d}", "checksum_format": CHECKSUM, "weights": weights}
-            folder.finish({**numbered, "total_size": full_bytes})
+            self._write_full(path, version, weights)
         self._weights = weights
         self._chain_bytes = 0 if is_full else self._chain_bytes + delta_bytes
         self._chain_length = 0 if is_full else self._chain_length + 1
         return Written(path, weights, is_full, 0, full_bytes, delta_bytes, 0.0, 0.0)
+
+    def _write_full(self, path: Path, version: int, weights: str) -> None:
+        folder = FolderWriter(path, PART_BYTES)
+        for name, kind in self._kinds.items():
+            folder.add(name, kind, self._copy[name], self._checksums[name])
+        numbered = {"version": f"{version:06d}", "checksum_format": CHECKSUM, "weights": weights}
+        folder.finish({**numbered, "total_size": self._full_bytes})
 
     def _forget_added(self) -> None:
         self._frames, self._added = {}, set()

@@ -8,6 +8,7 @@ raise `InvalidWeights` for tensors that the served model cannot have, and `OSErr
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 import time
 import weakref
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..checkpoint import TensorKind
-    from .published_weights import PublishedWeights
+    from .published_weights import PublishedWeights, Written
 
 DTYPES = {
     "F64": torch.float64,
@@ -43,6 +44,7 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 """By the words of safetensors."""
+DIGEST_BYTES = 32
 FINITE_PIECE = 2**20
 """Elements that are checked at once: they stay in the processor's cache."""
 
@@ -141,7 +143,8 @@ class FullWriter(Tensors):
     def finish(self, _: int) -> Path:
         self._check_whole()
         self._write()
-        index = {"metadata": {"total_size": self.size_bytes}, "weight_map": self._files}
+        self.digest = secrets.token_hex(DIGEST_BYTES)  # no other version has it
+        index = {"metadata": {"total_size": self.size_bytes, "weights": self.digest}, "weight_map": self._files}
         (self._folder.partial / INDEX).write_text(json.dumps(index))
         return self._folder.name()
 
@@ -179,13 +182,22 @@ class DeltaWriter(Tensors):
         self.written_bytes = 0
         self._versions = versions
         self._is_written = False
+        self.is_full = False
 
     def finish(self, version: int) -> Path:
         self._check_whole()
-        written = self._versions.write(version)
+        return self._note(self._versions.write(version))
+
+    def finish_in_full(self) -> Path:
+        """Write the finished version again, in full."""
+        return self._note(self._versions.write_in_full())
+
+    def _note(self, written: Written) -> Path:
         self._is_written = True
-        self.write_s, self.digest = written.write_s, written.weights
-        self.written_bytes = written.delta_bytes + written.is_full * written.size_bytes
+        self.is_full = written.is_full
+        self.write_s += written.write_s
+        self.digest = written.weights
+        self.written_bytes += written.delta_bytes + written.is_full * written.size_bytes
         return written.path
 
     def close(self) -> None:
