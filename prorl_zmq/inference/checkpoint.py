@@ -136,6 +136,17 @@ def delta_of(path: Path) -> Path | None:
     return path if index_metadata(path).get("delta_encoding") else None
 
 
+def lost_index(path: Path) -> bool:
+    """Return whether a folder has files of a delta, and not their index."""
+    if (path / INDEX).exists():
+        return False
+    with suppress(InvalidWeights):
+        header = read_header(next(iter(sorted(path.glob("*.safetensors"))), path))
+        are_frames = all(one.dtype == "U8" and len(one.shape) == 1 for one in header.entries.values())
+        return are_frames and bool(header.entries) and header.entries.keys() <= header.metadata.keys()
+    return False
+
+
 def index_metadata(path: Path) -> dict[str, Any]:
     """Return the metadata in a checkpoint's index; empty: it has none that can be read."""
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):

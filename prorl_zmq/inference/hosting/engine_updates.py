@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import EngineFailed, InvalidWeights, RequestTimeout, UpdateInProgress, UpdateNotBegun
 from ...wire.messages.engines import UpdateTimes
-from ..checkpoint import delta_of, index_metadata, read_ahead, read_in_time
+from ..checkpoint import INDEX, delta_of, index_metadata, lost_index, read_ahead, read_in_time
 from ..weights.version_chain import Content
 
 if TYPE_CHECKING:
@@ -234,11 +234,19 @@ class EngineUpdates:
 
     def _copy_for(self, path: Path, wanted: Content) -> LocalCopy | None:
         """Return the copy through which the engine gets a version; None: it reads it where it is."""
+        if wanted.weights and self._copy_folder is not None and self._copy_folder.is_dir():
+            copy = self._open_copy(self._copy_folder)
+            if copy.had == wanted:
+                return copy  # the trainer's folder may be gone
         if wanted.weights and index_metadata(path).get("weights", wanted.weights) != wanted.weights:
             raise InvalidWeights(
                 f"{path.name} has other weights than the trainer published as version {wanted.version}: another "
                 "publisher wrote them, or the number was used again",
                 path=str(path),
+            )
+        if lost_index(path):
+            raise InvalidWeights(
+                f"{path.name} is a delta without its index {INDEX}: it is not complete", path=str(path)
             )
         delta = delta_of(path)
         if path.is_file() or (delta is None and not self._copies_all):
@@ -251,12 +259,15 @@ class EngineUpdates:
                 "a `weights_dir`, which the engine and its host see at the same path",
                 path=str(path),
             )
+        return self._open_copy(self._copy_folder)
+
+    def _open_copy(self, folder: Path) -> LocalCopy:
         try:
             from ..weights.local_copy import LocalCopy
         except ImportError as error:
             raise EngineFailed(str(error)) from error
         model = Path(self._engine.description.model)
-        return LocalCopy(self._copy_folder, model if model.is_absolute() and model.is_dir() else None)
+        return LocalCopy(folder, model if model.is_absolute() and model.is_dir() else None)
 
     async def _stop(self, mode: UpdateMode) -> None:
         async with self._one_change:

@@ -16,6 +16,7 @@ before the first byte is changed. No engine runs on the copy: engines load it du
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
@@ -48,6 +49,9 @@ THREADS = min(16, os.cpu_count() or 1)
 LOCK_POLL_S = 0.05
 """Seconds between two tries to lock the copy."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+LASTING = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+"""Errors of a folder that a trainer does not wait for."""
 
 _Result = TypeVar("_Result")
 
@@ -207,7 +211,7 @@ class LocalCopy:
             InvalidWeights: the version or one on the way to it is missing, damaged, of other tensors, or of other
                 content than `wanted`; the message names it. The copy may be of no version then, but the next `fetch`
                 continues it.
-            EngineFailed: a file cannot be read or written; for instance, the disk is full.
+            EngineFailed: a file cannot be read or written; `final` if that will last: for instance, the disk is full.
             RequestTimeout: it took too long; the next `fetch` continues.
         """
         began = time.perf_counter()
@@ -216,6 +220,8 @@ class LocalCopy:
             with self._locked(fcntl.LOCK_EX, until):
                 run = _Run(self._threads, until)
                 run.check_time()
+                if wanted.weights and self.had == wanted:
+                    return Fetched(*wanted, 0, 0, time.perf_counter() - began)  # the folder may be gone
                 try:
                     self._fetch(source, wanted, run, self._state().had)
                 except _Torn as torn:
@@ -225,8 +231,8 @@ class LocalCopy:
         except _Torn as torn:
             raise InvalidWeights(f"{path.parent}: {torn}", path=str(path)) from None
         except OSError as error:
-            message = f"the weights could not be copied to {self.folder}: {error}; `weights_dir` names another folder"
-            raise EngineFailed(message) from error
+            message = f"the weights could not be copied to {self.folder}: {error}; give another `weights_dir`"
+            raise EngineFailed(message, **({"final": True} if error.errno in LASTING else {})) from error
         return Fetched(wanted.version, weights, run.read_bytes, run.tensors, time.perf_counter() - began)
 
     @contextmanager
@@ -267,6 +273,8 @@ class LocalCopy:
 
     def _fetch(self, source: _Source, wanted: Content, run: _Run, had: Content | None) -> None:
         target = read_version(source.path)
+        if target.version not in (None, wanted.version):
+            raise target.invalid(f"is version {target.version}; it was given as version {wanted.version}")
         if wanted.weights and target.weights and wanted.weights != target.weights:
             raise target.invalid("has other weights than the trainer published as this version")
         wanted = Content(wanted.version, wanted.weights or target.weights)
