@@ -9,7 +9,7 @@ import sys
 EXTRAS = {
     "server": (
         *("typer", "rich", "uvloop", "ptyprocess", "aiohttp", "jinja2", "spython", "plotext", "prometheus_client"),
-        *("threadpoolctl", "math_verify"),
+        *("threadpoolctl", "math_verify", "zstandard", "xxhash"),
     ),
     "eval": ("matplotlib",),
     "models": ("transformers",),

@@ -18,6 +18,7 @@ import zmq
 from ..config import SandboxSettings, run_dir_problem
 from ..errors import ConfigError, ProrlError
 from ..inference.engine_kind import examine_kinds
+from ..system.installation import how_to_install
 from ..system.run_places import default_run_dir
 from ..tools.containers.cgroups import make_cgroups
 from ..tools.containers.kinds import container_class, known_kinds
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 MIN_TMP_BYTES = 2 * 2**30
 MIN_OPEN_FILES = 4096
+DELTA_PACKAGES = ("zstandard", "xxhash")
 
 State = Literal["ok", "missing", "optional"]
 
@@ -52,6 +54,7 @@ def examine() -> Iterator[Finding]:
         _user_namespaces,
         _sandbox_limits,
         _writable_images,
+        _weight_deltas,
         _gpu,
         _run_dir,
         _loopback_ports,
@@ -116,6 +119,14 @@ def _writable_images() -> Finding:
     if os.geteuid() == 0 or os.access(FUSE, os.R_OK | os.W_OK):
         return Finding("writable images", "ok", "jobs of task swe can change theirs, with apptainer")
     return Finding("writable images", "optional", f"no {FUSE}: {NEEDS_FUSE}")
+
+
+def _weight_deltas() -> Finding:
+    found = {name: _version(name) for name in DELTA_PACKAGES}
+    if missing := [name for name, version in found.items() if version is None]:
+        detail = f"{' and '.join(missing)} not found: {how_to_install('server')}"
+        return Finding("weight deltas", "optional", detail)
+    return Finding("weight deltas", "ok", ", ".join(f"{name} {version}" for name, version in found.items()))
 
 
 def _engines() -> Iterator[Finding]:

@@ -18,9 +18,11 @@ from prorl_zmq.commands import tables, target
 from prorl_zmq.commands.target import Target
 from prorl_zmq.config import McpSettings, Topology, parse_topology
 from prorl_zmq.errors import RequestTimeout
+from prorl_zmq.service import doctor
 from prorl_zmq.service.run_dir import LOCK
 from prorl_zmq.service.service_folder import ServiceFolder
 from prorl_zmq.system.held_file import held
+from prorl_zmq.system.installation import how_to_install
 
 
 @pytest.mark.parametrize(
@@ -194,8 +196,16 @@ def test_doctor_names_what_it_found() -> None:
     assert done.returncode in (0, 1)
     for kind in ("apptainer", "bubblewrap", "process"):
         assert f"sandboxes: {kind}" in done.stdout
-    for subject in ("user namespaces", "vLLM", "loopback TCP", "space for sandboxes"):
+    for subject in ("user namespaces", "vLLM", "loopback TCP", "space for sandboxes", "weight deltas"):
         assert subject in done.stdout
+
+
+def test_doctor_names_missing_packages_of_weight_deltas(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor._weight_deltas().state == "ok"
+    monkeypatch.setattr(doctor, "DELTA_PACKAGES", ("zstandard", "xxhash-that-is-not-installed"))
+    found = doctor._weight_deltas()
+    assert found.state == "optional"
+    assert found.detail == f"xxhash-that-is-not-installed not found: {how_to_install('server')}"
 
 
 def test_text_of_others_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
