@@ -125,6 +125,7 @@ def _run_node_broker(plan: BrokerPlan) -> None:
 
 def _run_engine(plan: EnginePlan) -> None:
     from ..inference.hosting.builtin_kinds import API_KEY
+    from ..inference.hosting.engine_updates import check_copy_folder
     from ..inference.hosting.host import HostOptions, run_engine_host
 
     topology, backend = plan.topology, plan.backend
@@ -153,6 +154,8 @@ def _run_engine(plan: EnginePlan) -> None:
         copies_all=bool(backend.weights_dir),
         adapters=run_dir / "adapters" / plan.name / os.environ.get(SERVICE_VARIABLE, "none"),
     )
+    if options.copies_all and options.weights is not None and not backend.frozen:
+        check_copy_folder(options.weights, Path(backend.model))
     if backend.cores:
         _use_cores(backend.cores)
     if backend.gpus:

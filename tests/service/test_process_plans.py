@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,6 +79,26 @@ def test_where_an_engine_has_its_copy_of_the_weights(
     children.run(EnginePlan(name="engine-0", topology=topology, backend=backend, connect=f"ipc://{run_dir}/broker"))
     assert started[0].weights == (disk if given else run_dir) / "weights" / "b"
     assert started[0].copies_all is given
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_an_engine_does_not_start_without_room_for_its_copy(
+    frozen: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[HostOptions] = []
+    monkeypatch.setattr(host, "run_engine_host", lambda _, options: started.append(options))
+    run_dir = own_run_dir(tmp_path / "run")
+    (tmp_path / "file").touch()
+    backend = BackendSettings(name="b", weights_dir=str(tmp_path / "file"), frozen=frozen)
+    plan = EnginePlan(
+        name="engine-0",
+        topology=Topology(service=ServiceSettings(run_dir=str(run_dir))),
+        backend=backend,
+        connect=f"ipc://{run_dir}/broker",
+    )
+    with nullcontext() if frozen else pytest.raises(ConfigError, match="give another `weights_dir`"):
+        children.run(plan)
+    assert len(started) == frozen, "an engine that keeps its weights needs no copy"
 
 
 def stage_plan(**changed: object) -> bytes:
