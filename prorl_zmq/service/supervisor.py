@@ -63,6 +63,8 @@ GROWN_UP_S = 30.0
 REPORT_S = 1.0
 LOSS_S = 5.0
 """Interval of the check whether another supervisor has taken over."""
+SILENT_SIGNALS = (signal.SIGKILL, signal.SIGTERM)
+"""From outside: the last lines of a child's log do not say why."""
 DRAIN_LOOK_S = 1.0
 REPORT_TIMEOUT_S = 5.0
 REASON_LENGTH = 500
@@ -282,6 +284,8 @@ class Supervisor:
         how = f"ended with code {code}" if code >= 0 else f"was ended by a signal ({signal.strsignal(-code)})"
         if output is None or plan.name not in self._engines:
             return how
+        if -code in SILENT_SIGNALS:
+            return f"{how} (log: {output.name})"
         reason = reason_of(await asyncio.to_thread(output.tail))
         return f"{how}: {one_line(reason, REASON_LENGTH)} (log: {output.name})"
 

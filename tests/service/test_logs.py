@@ -44,6 +44,8 @@ def test_every_line_of_a_service_is_json_and_those_of_a_job_say_so(tmp_path: Pat
             assert trajectory.outcome == "completed"
             os.kill(program.child("stage_eval.json"), signal.SIGKILL)
             program.wait_line("was ended by a signal (Killed)")
+            os.kill(program.child("engine-0.engine"), signal.SIGKILL)
+            program.wait_line("engine-0 was ended by a signal (Killed) (log: the standard error of prorl serve)")
     lines = [json.loads(line) for line in program.lines]
     assert all({"time", "level", "logger", "process", "event"} <= set(line) for line in lines)
     of_job = [line for line in lines if line.get("job_id") == shell.job_id]
