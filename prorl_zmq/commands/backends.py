@@ -189,8 +189,9 @@ def update_weights(
         of = f"the adapter {name}" if is_adapter else name
         print(f"{_served(client, name)} serve version {weight_version} of {of} after {spent_s:.1f} s")
         for backend_id, times in engines.items():
-            read = f"{times.read_bytes / 1e9:.2f} GB in {times.fetch_s:.1f} s"
-            print(f"{backend_id} read {read} while it generated, and paused for {times.pause_s:.2f} s")
+            read = f"read {times.read_bytes / 1e9:.2f} GB in {times.fetch_s:.1f} s while it generated"
+            own = f"{read}, and paused for {times.pause_s:.2f} s"
+            print(f"{backend_id} {f'loaded it in {times.load_s:.2f} s while it generated' if is_adapter else own}")
 
 
 @commands.command("begin-weights")

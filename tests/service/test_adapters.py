@@ -83,7 +83,8 @@ def test_two_trainers_train_two_adapters_of_the_same_engines(service: TestServic
         for step in range(1, STEPS + 1):
             for client, model, version in ((first, "a", step), (second, "b", 10 * step)):
                 path = adapter(tmp_path, model, version)
-                client.update_weights(path, version, model=model)
+                (times,) = client.update_weights(path, version, model=model).values()
+                assert times.load_s > times.pause_s == 0
                 shutil.rmtree(path)
                 client.submit([job_of(model, number) for number in range(4)])
             for client, model, version in ((first, "a", step), (second, "b", 10 * step)):

@@ -46,6 +46,7 @@ from ...wire.messages.engines import (
     EngineReady,
     Generate,
     Score,
+    UpdateTimes,
     WeightUpdate,
 )
 from ...wire.request_routing import ENGINE_HOST, convert_request
@@ -68,7 +69,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ...wire.messages.engines import AnyEngineReply, UpdateTimes
+    from ...wire.messages.engines import AnyEngineReply
     from ...wire.messages.jobs import RecordName
     from ...wire.sockets import Frame
     from ..engine import Engine, Generation
@@ -400,6 +401,7 @@ class EngineHost:
                 if request.step == "load":
                     self._updates.check_none()
                 digest = await self._adapters.update(request)
+                times = UpdateTimes(load_s=time.monotonic() - began) if request.step == "load" else None
             else:
                 if request.step in ("load", "begin", "set"):
                     self._adapters.check_none()

@@ -178,7 +178,8 @@ class UpdateTimes(Part, frozen=True):
     fetch_s: float = 0.0
     """Bringing the weights near, while the engine generated."""
     load_s: float = 0.0
-    """The engine's own update: its check of the weights, and the pause."""
+    """The engine's own update: its check of the weights, and the pause; of an adapter, its copy and load, without a
+    pause."""
     pause_s: float = 0.0
     """Of that, from the beginning of its stop until it generated with the new weights."""
     read_bytes: int = 0
@@ -201,7 +202,7 @@ class WeightsServed(Reply, frozen=True):
     """Answer of the backend broker to a `load` that all backends did."""
 
     backends: dict[Identifier, UpdateTimes]
-    """What it cost each of them; of adapters, and of hosts that do not say, nothing."""
+    """What it cost each of them, unless its host does not say."""
 
 
 AnyEngineRequest = Generate | Score | Abort | EngineHealth | WeightUpdate
