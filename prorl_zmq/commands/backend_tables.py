@@ -29,7 +29,7 @@ def backend_table(backends: tuple[BackendStatus, ...], starts: tuple[EngineStart
         (
             *(one.backend.backend_id, *([one.backend.name] if named else []), one.state),
             *("frozen" if one.backend.frozen else one.backend.weight_version, _in_flight(one)),
-            NOTHING if one.load is None else f"{one.load.tokens_per_s:,.0f}",
+            _rate(one),
             f"{one.load.cached_tokens / one.load.prompt_tokens:.0%}"
             if one.load is not None and one.load.cached_tokens
             else NOTHING,
@@ -73,6 +73,12 @@ def adapter_tables(listed: BackendList) -> list[Table]:
     caption = text("\n".join(map(one_line, problems))) if problems else None
     headers = ("adapter", "base", ">version", ">in\nflight", "versions loaded")
     return [table(*headers, rows=rows, title="adapters", caption=caption)] if rows else []
+
+
+def _rate(one: BackendStatus) -> str:
+    """Return the tokens per second of ended turns; nothing while turns run and none has ended."""
+    load = one.load
+    return NOTHING if load is None or (load.running and not load.tokens_per_s) else f"{load.tokens_per_s:,.0f}"
 
 
 def _in_flight(status: BackendStatus) -> str:

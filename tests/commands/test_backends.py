@@ -234,6 +234,19 @@ def test_the_table_names_the_models_where_there_are_several() -> None:
     assert ["engine-2", "user", "starting"] in cells
 
 
+@pytest.mark.parametrize(
+    ("load", "shown"),
+    [(EngineLoad(), "0"), (EngineLoad(running=2), "–"), (EngineLoad(running=2, tokens_per_s=1234.5), "1,234")],
+)
+def test_no_rate_is_shown_while_no_turn_has_ended(load: EngineLoad, shown: str) -> None:
+    backend = Backend(backend_id="b", endpoint="ipc://b")
+    status = BackendStatus(backend=backend, state="ready", in_flight=0, assigned=0, load=load)
+    wide = Console(width=120, record=True, file=io.StringIO())
+    wide.print(backend_table((status,)))
+    (row,) = [line for line in wide.export_text().splitlines() if line.startswith("│ b ")]
+    assert [cell.strip() for cell in row.split("│")][5] == shown
+
+
 def test_tables_of_long_names_fit_80_columns_and_lose_nothing() -> None:
     backend = Backend(
         backend_id="engine-0.gpu-node-17.cluster",

@@ -104,7 +104,7 @@ class EngineLoad(Part, frozen=True):
     running: Annotated[int, Meta(ge=0)] = 0
     """Running generations."""
     tokens_per_s: Annotated[float, Meta(ge=0)] = 0.0
-    """Generated tokens per second since the previous heartbeat."""
+    """Generated tokens per second since the previous heartbeat, of the turns that have ended in it."""
     prompt_tokens: Annotated[int, Meta(ge=0)] = 0
     """Tokens of all prompts since the host started."""
     cached_tokens: Annotated[int, Meta(ge=0)] = 0

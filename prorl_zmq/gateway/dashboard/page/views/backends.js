@@ -28,7 +28,7 @@ export function backendRows(list) {
       backend.backend_id,
       badge(status.state),
       meter(status.in_flight, limit, `${count(status.in_flight)} of ${count(limit)}`),
-      load ? rate(load.tokens_per_s) : NOTHING,
+      load && (load.tokens_per_s || !load.running) ? rate(load.tokens_per_s) : NOTHING, // of ended turns
       load?.prompt_tokens ? percent(load.cached_tokens / load.prompt_tokens, 0) : NOTHING,
       backend.frozen ? "frozen" : backend.weight_version,
       backend.name ?? "policy",
