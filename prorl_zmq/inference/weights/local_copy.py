@@ -36,6 +36,7 @@ import msgspec
 from ...errors import EngineFailed, InvalidWeights, RequestTimeout
 from ..checkpoint import DELTA, INDEX, check_checkpoint, some_names
 from .stored_tensor import StoredTensor
+from .tensor_delta import frame_limit
 from .version_chain import Content, Version, find_route
 from .version_folder import header_bytes, published, read_version, version_path, write_aside
 
@@ -345,7 +346,6 @@ class LocalCopy:
         again = state.writing is not None
         frames = self._frames(delta, run)
         with _opened(self._own(), os.O_RDWR) as ours:
-            self._check_names(delta, ours)
             self._note(msgspec.structs.replace(state, writing=f"{delta.version:06d}", writing_weights=delta.weights))
 
             def change(name: str) -> int | None:
@@ -370,7 +370,6 @@ class LocalCopy:
             raise _Torn(f"{delta.name} cannot be undone, since it is encoded by {delta.encoding}")
         frames = self._frames(delta, run)
         with _opened(self._own(), os.O_RDWR) as ours:
-            self._check_names(delta, ours)
             self._note(State())
 
             def restore(name: str) -> int:
@@ -388,7 +387,12 @@ class LocalCopy:
 
     def _frames(self, delta: VersionFolder, run: _Run) -> dict[str, memoryview]:
         """Return the frames of a delta, all of whose files are checked."""
-        places = delta.tensors  # checks the files' lengths before they are read
+        places, ours = delta.tensors, self._own().tensors
+        if unknown := places.keys() - ours.keys():
+            raise delta.invalid(f"has tensors that the model lacks: {some_names(unknown)}; is it of this model?")
+        for name, place in places.items():  # before a file is read
+            if place.length > frame_limit(ours[name].length):
+                raise delta.invalid(f"has {place.length} bytes for {name}, a tensor of {ours[name].length} bytes")
         content = run.each(delta.read_file, sorted({*delta.weight_map.values()}))
         frames = {}
         for name, place in places.items():
@@ -396,10 +400,6 @@ class LocalCopy:
             if len(frames[name]) != place.length:
                 raise delta.invalid(f"has {place.file} without the end of {name}")
         return frames
-
-    def _check_names(self, delta: VersionFolder, ours: Mapping[str, StoredTensor]) -> None:
-        if unknown := delta.tensors.keys() - ours.keys():
-            raise delta.invalid(f"has tensors that the model lacks: {some_names(unknown)}; is it of this model?")
 
     # Files ------------------------------------------------------------------------------------------------------------
 

@@ -39,6 +39,11 @@ WINDOW_LIMIT_BYTES = 2**27
 """Most memory that a frame's header may ask of the decompressor."""
 
 
+def frame_limit(length: int) -> int:
+    """Return more bytes than any difference of a tensor of this length needs, in either encoding."""
+    return 6 * length + PIECE_BYTES
+
+
 class Hasher(Protocol):
     def update(self, data: memoryview, /) -> None: ...
     def hexdigest(self) -> str: ...

@@ -22,7 +22,7 @@ from prorl_zmq.errors import InvalidWeights
 from prorl_zmq.inference.checkpoint import INDEX
 from prorl_zmq.inference.weights.local_copy import LocalCopy
 from prorl_zmq.inference.weights.version_chain import Content
-from prorl_zmq.inference.weights.version_folder import remove_version, version_path
+from prorl_zmq.inference.weights.version_folder import VersionFolder, remove_version, version_path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,6 +118,17 @@ def test_a_wrong_delta_of_slime_is_found_by_its_checksums(tmp_path: Path) -> Non
     assert copy.had is None
     copy.fetch(version_path(tmp_path / "published", 1), Content(1))
     assert_same(read_copy(tmp_path / "copy"), step(model(), 1))
+
+
+def test_a_frame_that_is_far_too_long_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = LocalCopy(tmp_path / "copy", write_checkpoint(tmp_path / "served", model()), threads=2)
+    path = slime_write(tmp_path / "published", 1, model(), step(model(), 1))
+    safetensors.numpy.save_file({"norm": np.zeros(2**21, np.uint8)}, path / FILE, {"norm": "0" * 32})
+    index = json.loads((path / INDEX).read_text()) | {"weight_map": {"norm": FILE}}
+    (path / INDEX).write_text(json.dumps(index))
+    monkeypatch.setattr(VersionFolder, "read_file", lambda *_: pytest.fail("it was read"))
+    with pytest.raises(InvalidWeights, match="weight_v000001 has 2097152 bytes for norm, a tensor of 32 bytes"):
+        copy.fetch(path, Content(1))
 
 
 @pytest.mark.parametrize("content", [bytes(10**8), b"\0"], ids=["long", "short"])
