@@ -116,7 +116,7 @@ BUDGET = {
     "model_proxy": 2500,
     "prorl_zmq": 100,
     "security": 1350,
-    "service": 2750,
+    "service": 2800,
     "service_folder": 400,
     "stages": 15650,
     "system": 2750,

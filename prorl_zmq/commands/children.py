@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -125,8 +126,8 @@ def _run_node_broker(plan: BrokerPlan) -> None:
 
 def _run_engine(plan: EnginePlan) -> None:
     from ..inference.hosting.builtin_kinds import API_KEY
-    from ..inference.hosting.engine_updates import check_copy_folder
     from ..inference.hosting.host import HostOptions, run_engine_host
+    from ..inference.weights.copy_folder import used_copy
 
     topology, backend = plan.topology, plan.backend
     _log_as(plan.name, topology)
@@ -137,6 +138,7 @@ def _run_engine(plan: EnginePlan) -> None:
     if folder is not None:
         folder.wait_for((BACKENDS,), WAIT_S)
         broker, keys = folder.backend_broker(), keys or folder.keys("node")
+    copy = Path(backend.weights_dir or run_dir).expanduser().absolute() / "weights" / backend.name
     options = HostOptions(
         endpoint=plan.bind or endpoint_beside(broker, f"{run_dir}/{plan.name}"),
         backend_broker=broker,
@@ -150,17 +152,17 @@ def _run_engine(plan: EnginePlan) -> None:
         insecure=topology.service.insecure,
         keys=keys,
         run_dir=run_dir,
-        weights=Path(backend.weights_dir or run_dir).expanduser().absolute() / "weights" / backend.name,
+        weights=copy,
         copies_all=bool(backend.weights_dir),
         adapters=run_dir / "adapters" / plan.name / os.environ.get(SERVICE_VARIABLE, "none"),
     )
-    if options.copies_all and options.weights is not None and not backend.frozen:
-        check_copy_folder(options.weights, Path(backend.model))
     if backend.cores:
         _use_cores(backend.cores)
     if backend.gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, backend.gpus))
-    run_engine_host(partial(kind.start, plan.weight_version), options)
+    is_used = options.copies_all and not backend.frozen
+    with used_copy(copy, Path(backend.model), run_dir) if is_used else nullcontext():
+        run_engine_host(partial(kind.start, plan.weight_version), options)
 
 
 def _run_stage(plan: StagePlan) -> None:

@@ -15,7 +15,8 @@ def clean(
     folders: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[FOLDER…]", help="Run folders and services' folders to clean, in place of the usual places."
+            metavar="[FOLDER…]",
+            help="Run folders, services' folders and copies of weights to clean, in place of the usual places.",
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Remove what is listed.")] = False,
@@ -36,9 +37,9 @@ def clean(
 ) -> None:
     """List what this account's services and commands left on this machine's disk, with sizes; --yes removes it.
 
-    These are run folders and unpacked images; and, if named, images, agent programs, and journals. With FOLDER, only
-    that folder and what an option names is looked at. What a live process uses, what belongs to another account, and
-    what is behind a link stays. Exit code 1 if something could not be removed.
+    These are run folders, copies of weights and unpacked images; and, if named, images, agent programs, and journals.
+    With FOLDER, only that folder and what an option names is looked at. What a live process uses, what belongs to
+    another account, and what is behind a link stays. Exit code 1 if something could not be removed.
     """
     from ..service.leftovers import Wanted, find_leftovers
     from ..stages.harness.harness_store import HarnessStore

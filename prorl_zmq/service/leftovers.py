@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..config import JOURNAL_SUFFIX, RUN_DIR_MARK, run_dir_problem
 from ..errors import ConfigError, EndpointInUse
+from ..inference.weights.copy_folder import find_copies, unused_copy
 from ..system.held_file import holder
 from ..system.run_places import base_run_dir, default_run_dir, shared_run_dir
 from ..tools.images.fingerprint import size_bytes
@@ -64,21 +65,27 @@ def find_leftovers(
     """Return this account's leftovers in the usual places, or only in `folders`.
 
     Args:
-        folders: run folders and services' folders; images and programs are included if they are wanted.
+        folders: run folders, services' folders and copies of weights; images and programs are included if they are
+            wanted.
         images: the folder of `prorl image`.
         unpacked: the folder of unpacked images, which are unpacked again on demand.
         programs: the folder of `prorl harness`.
         wanted: what else may be removed.
 
     Raises:
-        ConfigError: one of `folders` is neither a run folder nor a service's.
+        ConfigError: one of `folders` is none of these.
     """
     found: list[Leftover] = []
     run_folders = dict.fromkeys(filter(_is_run_folder, folders) if folders else usual_run_folders())
     for folder in run_folders:
         found += _in_run_folder(folder, journals=wanted.journals)
+        found += map(_copy, _copies(folder))
     for folder in folders:
-        if folder not in run_folders:
+        if folder in run_folders:
+            continue
+        if copies := _copies(folder):
+            found += map(_copy, copies)
+        else:
             found.append(_service_folder(folder, journals=wanted.journals))
     used = USED if any(one.kept == USED for one in found) else ""
     if (wanted.images or not folders) and (images.is_symlink() or images.is_dir()):
@@ -137,6 +144,28 @@ def _in_run_folder(path: Path, *, journals: bool) -> Iterator[Leftover]:
     yield Leftover(path, "run folder", size - left, reason, delete)
     if records and not journals:
         yield Leftover(path / f"*{JOURNAL_SUFFIX}*", "journals", size_of_records, reason or UNCOLLECTED, _nothing)
+
+
+def _copies(folder: Path) -> list[Path]:
+    """Return the copies of weights of a run folder's engines, or in a folder."""
+    return find_copies(folder) if folder.is_dir() and not _foreign(folder) else []
+
+
+def _copy(path: Path) -> Leftover:
+    reason = _foreign(path)
+    if not reason:
+        with unused_copy(path) as is_unused:
+            reason = "" if is_unused else USED
+    return Leftover(
+        path, "copy of weights", 0 if path.is_symlink() else size_bytes(path), reason, partial(_remove_copy, path)
+    )
+
+
+def _remove_copy(path: Path) -> None:
+    with unused_copy(path) as is_unused:
+        if not is_unused:  # used since it was found
+            raise EndpointInUse(f"{path}: {USED}", endpoint=str(path))
+        remove(path)
 
 
 def _service_folder(path: Path, *, journals: bool) -> Leftover:

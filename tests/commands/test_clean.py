@@ -15,6 +15,7 @@ from rootfs import tiny_root_filesystem
 from support.commands import prorl
 
 from prorl_zmq.config import own_run_dir
+from prorl_zmq.inference.weights.copy_folder import used_copy
 from prorl_zmq.service.service_folder import ServiceFolder
 from prorl_zmq.tools.images.image import lock_image
 from prorl_zmq.tools.images.image_store import ImageStore
@@ -177,6 +178,25 @@ def test_a_service_that_is_named_goes_with_its_journals_only(machine: Machine) -
     assert folder.path.exists()
     assert machine.clean(folder.path, "--yes", "--journals").returncode == 0
     assert not folder.path.exists()
+
+
+def test_copies_of_weights_go_when_no_engine_uses_them(machine: Machine) -> None:
+    run_dir = machine.run_folder(f"prorl-{os.getuid()}")
+    copies = [machine.temporary / "disk" / "weights" / name for name in ("policy", "user")]
+    with used_copy(copies[1], machine.temporary, run_dir):
+        with used_copy(copies[0], machine.temporary, run_dir):
+            (copies[0] / "model.safetensors").write_bytes(bytes(3_000_000))
+        listed = machine.clean()
+        assert "copy of weights" in row(listed, copies[0])
+        assert "3.0" in row(listed, copies[0])
+        named = machine.clean(machine.temporary / "disk", "--yes")
+        assert "no: a process of a service uses it" in row(named, copies[1])
+        assert not copies[0].exists()
+        assert copies[1].exists()
+        assert run_dir.exists()
+    assert machine.clean("--yes").returncode == 0
+    assert not copies[1].exists()
+    assert not run_dir.exists()
 
 
 def test_a_folder_that_is_named_is_cleaned_alone(machine: Machine) -> None:

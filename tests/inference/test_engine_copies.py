@@ -8,18 +8,17 @@ import threading
 from dataclasses import replace
 from math import inf
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace as replace_field
 from support.weight_versions import KINDS, assert_same, model, publish, read_copy, step, write_checkpoint
 
-from prorl_zmq.errors import ConfigError, EngineFailed, InvalidWeights, RequestTimeout
+from prorl_zmq.errors import EngineFailed, InvalidWeights, RequestTimeout
 from prorl_zmq.inference.checkpoint import DELTA, INDEX, read_ahead
 from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.hosting import engine_updates
-from prorl_zmq.inference.hosting.engine_updates import EngineUpdates, check_copy_folder
+from prorl_zmq.inference.hosting.engine_updates import EngineUpdates
 from prorl_zmq.inference.weights.local_copy import LocalCopy
 from prorl_zmq.inference.weights.published_weights import PublishedWeights
 from prorl_zmq.inference.weights.version_chain import Content
@@ -279,24 +278,6 @@ def test_a_folder_of_something_else_is_no_copy(policy: Policy, tmp_path: Path) -
 
     with_folders(policy, tmp_path, test)
     assert [path.name for path in (tmp_path / "copy").iterdir()] == ["thesis.txt"]
-
-
-def test_a_folder_where_no_copy_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    served = write_checkpoint(tmp_path / "served", model())
-    check_copy_folder(tmp_path / "disk" / "copy", served)
-    check_copy_folder(tmp_path / "disk" / "copy", tmp_path / "a hub's name")
-    (tmp_path / "file").write_text("mine")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("mine")
-    for folder, problem in (("file/copy", "Not a directory"), ("mine", "files that are no copy of weights")):
-        with pytest.raises(ConfigError, match=f"{problem}.*give another `weights_dir`") as caught:
-            check_copy_folder(tmp_path / folder, served)
-        assert caught.value.fields == {"key": "weights_dir"}
-    monkeypatch.setattr(engine_updates.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    with pytest.raises(ConfigError, match="No space left on device: the model has"):
-        check_copy_folder(tmp_path / "disk" / "copy", served)
-    shutil.copytree(served, tmp_path / "disk" / "copy", dirs_exist_ok=True)
-    check_copy_folder(tmp_path / "disk" / "copy", served)  # in place of the copy that is there
 
 
 def test_a_file_is_loaded_where_it_is(policy: Policy, make_policy: Callable[..., Policy], tmp_path: Path) -> None:

@@ -12,19 +12,14 @@ two ways. Full versions are read where the trainer wrote them, ahead into the ma
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import os
-import shutil
-import tempfile
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import ConfigError, EngineFailed, InvalidWeights, RequestTimeout, UpdateInProgress, UpdateNotBegun
-from ...system.file_system import LOCAL, file_system_of
+from ...errors import EngineFailed, InvalidWeights, RequestTimeout, UpdateInProgress, UpdateNotBegun
 from ...wire.messages.engines import UpdateTimes
 from ..checkpoint import INDEX, delta_of, index_metadata, lost_index, read_ahead, read_in_time
 from ..weights.version_chain import Content
@@ -42,39 +37,6 @@ AGAIN_S = 10.0
 """Seconds between two tries to resume an engine whose trainer died."""
 
 log = logging.getLogger("prorl.engine")
-
-
-def check_copy_folder(folder: Path, model: Path) -> None:
-    """Check that a host can write a copy of a model's weights; the folder is made.
-
-    Args:
-        folder: of the copy.
-        model: the folder with the model's weights; anything else does not say how much room the copy needs.
-
-    Raises:
-        ConfigError: the folder cannot be written, has other files, or has no room.
-    """
-    try:
-        from ..weights.local_copy import SYNC
-    except ImportError as error:
-        raise ConfigError(str(error), key="weights_dir") from error
-    try:
-        if folder.is_dir() and any(folder.iterdir()) and not (folder / SYNC).is_dir():
-            raise FileExistsError(errno.EEXIST, "it has files that are no copy of weights", str(folder))
-        (folder / SYNC).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder / SYNC) as file:
-            file.write(b"prorl")
-        needed, there = (sum(one.stat().st_size for one in path.glob("*.safetensors")) for path in (model, folder))
-        free = shutil.disk_usage(folder).free + there
-        if free < needed:
-            room = f"{os.strerror(errno.ENOSPC)}: the model has {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free"
-            raise OSError(errno.ENOSPC, room, str(folder))
-    except OSError as error:
-        message = f"no copy of the weights can be made: {error}; give another `weights_dir`"
-        raise ConfigError(message, key="weights_dir") from error
-    kind = file_system_of(folder / SYNC)
-    if kind and kind not in LOCAL:
-        log.warning("%s is on %s; `weights_dir` is for a local disk of each machine", folder, kind)
 
 
 @dataclass(slots=True, eq=False)

@@ -35,6 +35,7 @@ import msgspec
 
 from ...errors import EngineFailed, InvalidWeights, RequestTimeout
 from ..checkpoint import DELTA, INDEX, check_checkpoint, some_names
+from .copy_folder import SYNC
 from .stored_tensor import StoredTensor
 from .tensor_delta import frame_limit
 from .version_chain import Content, Version, find_route
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 
     from .version_folder import Place, VersionFolder
 
-SYNC = ".weight_sync"
 THREADS = min(16, os.cpu_count() or 1)
 LOCK_POLL_S = 0.05
 """Seconds between two tries to lock the copy."""

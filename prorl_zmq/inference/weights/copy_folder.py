@@ -1,0 +1,100 @@
+"""The folder of a host's copy of weights: whether it can be written, which hosts use it, and its removal.
+
+A host that was given the folder shares the lock `hosts.lock` in it while it lives, and leaves a link to it in its run
+folder, by which `prorl clean` finds it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from ...errors import ConfigError
+from ...system.file_system import LOCAL, file_system_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SYNC = ".weight_sync"
+LOCKS = ("hosts.lock", "lock")
+"""In `SYNC`: shared by the hosts that use the copy, and held by who reads or changes it."""
+LINKS = "copies"
+"""In a run folder: links to the copies of its engines."""
+
+log = logging.getLogger("prorl.engine")
+
+
+@contextmanager
+def used_copy(folder: Path, model: Path, run_dir: Path) -> Iterator[None]:
+    """Check that a host can write a copy of a model's weights, and mark its folder, which is made, as used.
+
+    Args:
+        folder: of the copy.
+        model: the folder with the model's weights; anything else does not say how much room the copy needs.
+        run_dir: of the host.
+
+    Raises:
+        ConfigError: the folder cannot be written, has other files, or has no room.
+    """
+    with ExitStack() as stack:
+        try:
+            _check(folder, model)
+            lock = stack.enter_context((folder / SYNC / LOCKS[0]).open("a"))
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            link = run_dir / LINKS / hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+            link.parent.mkdir(exist_ok=True)
+            with suppress(FileExistsError):
+                link.symlink_to(folder)
+        except OSError as error:
+            message = f"no copy of the weights can be made: {error}; give another `weights_dir`"
+            raise ConfigError(message, key="weights_dir") from error
+        kind = file_system_of(folder / SYNC)
+        if kind and kind not in LOCAL:
+            log.warning("%s is on %s; `weights_dir` is for a local disk of each machine", folder, kind)
+        yield
+
+
+def find_copies(folder: Path) -> list[Path]:
+    """Return the copies to which a run folder links, those in a `weights_dir`, or the folder if it is one."""
+    links = folder / LINKS
+    linked = [link.readlink() for link in sorted(links.iterdir()) if link.is_symlink()] if links.is_dir() else []
+    return [path for path in (*linked, folder, *sorted(folder.glob("weights/*"))) if (path / SYNC).is_dir()]
+
+
+@contextmanager
+def unused_copy(folder: Path) -> Iterator[bool]:
+    """Hold the locks of a copy if no process has one; whether it is so."""
+    with ExitStack() as stack:
+        yield all(_held(folder / SYNC / name, stack) for name in LOCKS)
+
+
+def _held(path: Path, stack: ExitStack) -> bool:
+    try:
+        lock = stack.enter_context(path.open("rb"))
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return True
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _check(folder: Path, model: Path) -> None:
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / SYNC).is_dir():
+        raise FileExistsError(errno.EEXIST, "it has files that are no copy of weights", str(folder))
+    (folder / SYNC).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder / SYNC) as file:
+        file.write(b"prorl")
+    needed, there = (sum(one.stat().st_size for one in path.glob("*.safetensors")) for path in (model, folder))
+    free = shutil.disk_usage(folder).free + there
+    if free < needed:
+        room = f"{os.strerror(errno.ENOSPC)}: the model has {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free"
+        raise OSError(errno.ENOSPC, room, str(folder))
