@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 from beside import beside
 from support.later import Later
+from support.waiting import until
 
 from prorl_zmq import EpisodeLimits, Job, RolloutClient, Sampling
-from prorl_zmq.errors import Closed, ConfigError, InvalidWeights, NoBackend, ProrlError, WeightsHeld
+from prorl_zmq.errors import Closed, ConfigError, EngineFailed, InvalidWeights, NoBackend, ProrlError, WeightsHeld
 from prorl_zmq.examples.trainers.shared.make_model import make
-from prorl_zmq.inference.checkpoint import delta_of, read_tensors
+from prorl_zmq.inference.checkpoint import delta_of, index_metadata, read_tensors
 from prorl_zmq.inference.weights import published_weights
+from prorl_zmq.inference.weights.local_copy import LocalCopy
+from prorl_zmq.inference.weights.version_chain import Content
 from prorl_zmq.integrations import slime
 from prorl_zmq.service.child import ChildService
 
@@ -100,6 +103,12 @@ def test_engines_get_a_modules_weights_as_they_serve_them(
         (cost,) = published.engines.values()
         assert cost.read_bytes > published.size_bytes == published.written_bytes
         assert 0 < cost.pause_s <= cost.load_s < published.update_s
+        copy = LocalCopy(tmp_path / "copied", served)
+        wanted = Content(5, index_metadata(published.path)["weights"])
+        copy.fetch(published.path, wanted)
+        assert copy.fetch(tmp_path / "away", wanted).read_bytes == 0, "its digest tells it from all other versions"
+        with pytest.raises(InvalidWeights, match="has other weights than the trainer published"):
+            copy.fetch(published.path, Content(5, "f" * 64))
         with pytest.raises(ConfigError, match="another trainer publishes"):
             weights_publisher.WeightsPublisher(client, served, folder)
         renamed = [(f"policy.{name}", tensor) for name, tensor in model.state_dict().items()]
@@ -183,6 +192,57 @@ def test_a_rejected_delta_is_published_again_in_full(
     assert [one.backend.weight_version for one in client.backends.list()] == [4]
     (file,) = copy.glob("*.safetensors")
     assert torch.equal(tensor_files.load_file(file)["w"], weights["w"].to(torch.bfloat16))
+
+
+@pytest.mark.timeout(120)
+def test_a_restarted_engine_loads_its_hosts_copy_or_waits_for_the_published_folder(
+    served: Path, tmp_path: Path
+) -> None:
+    folder, copy = tmp_path / "weights", tmp_path / "copy"
+    weights = {name: torch.ones(shape) for name, shape in SHAPES.items()}
+    with (
+        tempfile.TemporaryDirectory(prefix="prorl-t-") as run_dir,
+        ChildService(Path(run_dir), TOPOLOGY) as service,
+        RolloutClient(service.front_door, timeout_s=60) as client,
+    ):
+        broker = f"ipc://{service.run_dir}/backend_broker"
+        host = [str(Path(__file__).with_name("folder_engine.py")), broker, f"ipc://{run_dir}/engine", str(served)]
+
+        def status() -> list[tuple[str, int]]:
+            return [(one.state, one.backend.weight_version) for one in client.backends.list()]
+
+        with (
+            beside(host),
+            weights_publisher.WeightsPublisher(client, served, folder, form="delta") as publisher,
+        ):
+            publisher.publish(weights.items(), 1)
+            weights["layer.bias"] *= 2
+            publisher.publish(weights.items(), 2)
+        folder.rename(tmp_path / "away")
+        with beside(host):
+            until(lambda: status() == [("ready", 2)], "the host's own copy")
+        shutil.rmtree(copy)
+        with beside(host):
+            until(lambda: status() == [("behind", 0)], "the engine")
+            until(lambda: "the next try is in" in client.backends.list()[0].problem, "its load to fail")
+            (tmp_path / "away").rename(folder)
+            until(lambda: status() == [("ready", 2)], "the next try")
+        (file,) = copy.glob("*.safetensors")
+        assert torch.equal(tensor_files.load_file(file)["layer.bias"], torch.full((4,), 2.0, dtype=torch.bfloat16))
+
+
+@pytest.mark.timeout(60)
+def test_a_copy_that_cannot_be_written_ends_publish_at_once(
+    client: RolloutClient, served: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "copy").touch()
+    weights = {name: torch.ones(shape) for name, shape in SHAPES.items()}
+    with weights_publisher.WeightsPublisher(client, served, tmp_path / "weights", form="delta") as publisher:
+        publisher.publish(weights.items(), 1)
+        weights["layer.bias"] *= 2
+        with pytest.raises(EngineFailed, match=r"Not a directory.*give another `weights_dir`"):
+            publisher.publish(weights.items(), 2, timeout_s=600)
+    assert [one.backend.weight_version for one in client.backends.list()] == [1]
 
 
 @pytest.mark.timeout(120)
