@@ -73,7 +73,7 @@ def find_leftovers(
         wanted: what else may be removed.
 
     Raises:
-        ConfigError: one of `folders` is none of these.
+        ConfigError: one of `folders` is something else.
     """
     found: list[Leftover] = []
     run_folders = dict.fromkeys(filter(_is_run_folder, folders) if folders else usual_run_folders())
