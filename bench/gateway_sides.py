@@ -38,7 +38,8 @@ from prorl_zmq.inference.chat.embedded_chat import EmbeddedChatFormat
 from prorl_zmq.inference.client import EngineClient
 from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.engine import Generation
-from prorl_zmq.inference.hosting.host import HostOptions, run_engine_host
+from prorl_zmq.inference.hosting.host import HostOptions
+from prorl_zmq.inference.hosting.host_process import run_engine_host
 from prorl_zmq.inference.policy import Policy, PolicyShape
 from prorl_zmq.inference.tokenizer import IM_END, TOOL_CALL, TOOL_CALL_END, encode
 from prorl_zmq.model_proxy.server import ModelServer

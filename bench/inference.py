@@ -29,7 +29,8 @@ from inference_host import OWN_TOKENS, Round, Timing
 from inference_ways import Way, bare_way, http_ways, our_way
 
 from prorl_zmq.inference.engine import EngineDescription, Generation
-from prorl_zmq.inference.hosting.host import HostOptions, run_engine_host
+from prorl_zmq.inference.hosting.host import HostOptions
+from prorl_zmq.inference.hosting.host_process import run_engine_host
 from prorl_zmq.wire.messages.chat import ChatSettings
 from prorl_zmq.wire.messages.engines import VersionSpan
 

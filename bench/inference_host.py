@@ -19,7 +19,8 @@ import msgspec
 import numpy as np
 
 from prorl_zmq.inference.engine import EngineDescription
-from prorl_zmq.inference.hosting.host import HostOptions, run_engine_host
+from prorl_zmq.inference.hosting.host import HostOptions
+from prorl_zmq.inference.hosting.host_process import run_engine_host
 from prorl_zmq.inference.kv_figures import KvMeter
 from prorl_zmq.wire.messages.chat import ChatSettings
 

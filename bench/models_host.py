@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 from prorl_zmq.config import LoraSlots
-from prorl_zmq.inference.hosting.host import HostOptions, run_engine_host
+from prorl_zmq.inference.hosting.host import HostOptions
+from prorl_zmq.inference.hosting.host_process import run_engine_host
 from prorl_zmq.inference.vllm.vllm_engine import VllmEngine
 
 

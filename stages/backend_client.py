@@ -76,6 +76,8 @@ class BackendClient:
         self._wait_longer: dict[str, Callable[[], None]] = {}
         """For each request without a reply: handles `WaitLonger`."""
         self._held = HeldAssignments(owner)
+        self._began: dict[str, float] = {}
+        """Of each holder, when its group began, or the job got its first backend."""
         self._of_model: dict[str, tuple[float, Sequence[Backend]]] = {}
         """For each teacher: until when the list of its backends is cached, and these."""
         self._listing: dict[str, asyncio.Task[Sequence[Backend]]] = {}
@@ -124,6 +126,7 @@ class BackendClient:
         if not isinstance(reply, Assigned):
             raise InternalError(f"the backend broker answered an assignment with {type(reply).__name__}")
         self._held.assigned(holder_id, attempt, reply.backend.backend_id, reply.pinned)
+        self._began[holder_id] = min(self._began.get(holder_id, math.inf), time.monotonic() - reply.group_age_s)
         return reply.backend
 
     async def tokenizers(self) -> set[str]:
@@ -180,6 +183,11 @@ class BackendClient:
         """Count a generation that the job's backend served; the next message reports it to the broker."""
         self._held.note_served(job_id if model == POLICY else holder(job_id, model), attempt)
 
+    def age_s(self, job_id: str, model: str) -> float:
+        """Return the seconds since the job's group began, or the job got its first backend of the model."""
+        began = self._began.get(job_id if model == POLICY else holder(job_id, model))
+        return time.monotonic() - began if began is not None else 0.0
+
     def pinned(self, job_id: str, attempt: int, model: str) -> int | None:
         """Return the version of a model's adapter on which the attempt is to end; None: it goes by the current one."""
         return self._held.pinned(job_id if model == POLICY else holder(job_id, model), attempt)
@@ -189,8 +197,10 @@ class BackendClient:
 
         `context_tokens` is the longest prompt of the attempt with its answer; 0: unknown.
         """
-        held = self._held.release(job_id if model == POLICY else holder(job_id, model), attempt)
+        holder_id = job_id if model == POLICY else holder(job_id, model)
+        held = self._held.release(holder_id, attempt)
         if held is not None:
+            self._began.pop(holder_id, None)
             self._send(Release(new_id(), job_id, attempt, held.served, model, context_tokens))
 
     def backends(self) -> dict[str, str]:

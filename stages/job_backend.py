@@ -46,7 +46,7 @@ log = logging.getLogger("prorl.stage")
 
 @dataclass(slots=True)
 class PhaseClock:
-    """The time limit of a phase, without pauses of this process and waits for backends that start or are full."""
+    """The time limit of a phase, without pauses of this process, waits for backends, and turns that a host parks."""
 
     limit_s: float
     began: float = field(default_factory=time.monotonic)
@@ -143,9 +143,15 @@ class JobBackend:
         async def generate(backend: Backend) -> Generation:
             began = time.monotonic()
             named = {**more, **self._adapter(backend)}
-            done = await self._engines.generate(
-                backend, job.job_id, token_ids, sampling, stop_token_ids, timeout_s=job.episode.generation_s, **named
-            )
+            age_s = self._backends.age_s(job.job_id, self.model)
+            with self._clock.stopping() as stop:
+                done = await self._engines.generate(
+                    *(backend, job.job_id, token_ids, sampling, stop_token_ids),
+                    timeout_s=job.episode.generation_s,
+                    age_s=age_s,
+                    on_parked=stop,
+                    **named,
+                )
             GENERATE_SECONDS.observe(time.monotonic() - began, backend.backend_id)
             self._context_tokens = max(self._context_tokens, len(token_ids) + len(done.token_ids))
             return done

@@ -85,6 +85,11 @@ class AdmissionQueue(Generic[Item]):
         if self._begun and not self._entries and next(reversed(self._begun.values())).since + PRECEDENCE_S <= now:
             self._begun.clear()
 
+    def age_s(self, group_id: str, now: float) -> float:
+        """Return the seconds since a group began; 0: it has not, or is forgotten."""
+        begun = self._begun.get(group_id)
+        return now - begun.since if begun is not None else 0.0
+
     def items(self) -> Iterator[tuple[str, Item]]:
         """Yield jobs and items in no particular order."""
         return ((job_id, entry.item) for job_id, entry in self._entries.items())

@@ -379,15 +379,17 @@ class BackendRequestHandler:
             self._rerank(request.job_id, now)
             member = self.heap.member(backend.backend_id)
             if request.group_id and member.room is not None and request.pinned is None:
-                queue = self._queue(_Want.of(request))
-                queue.note_admitted(request.job_id, request.group_id, backend.weight_version, now)
+                admitted = request.job_id, request.group_id, backend.weight_version, now
+                self._queue(_Want.of(request)).note_admitted(*admitted)
             if member.failure:
                 self._probation.tried(backend.backend_id, now)
             if log.isEnabledFor(logging.DEBUG):
                 fields = of_job(request.job_id, request.attempt, backend=backend.backend_id)
                 log.debug("assigned to backend %s", backend.backend_id, extra=fields)
         held = self.heap.holds(holder_id)
-        return Assigned(request.request_id, backend, held.pinned if held is not None else None)
+        queue = self._waiting.get(_Want.of(request)) if request.group_id and self._waiting else None
+        age_s = queue.age_s(request.group_id, now) if queue is not None else 0.0
+        return Assigned(request.request_id, backend, held.pinned if held is not None else None, age_s)
 
     def _release(self, release: Release, now: float) -> None:
         """End a job's waits and assignments of one model, or of all."""

@@ -113,13 +113,22 @@ def _caches(backends: tuple[BackendStatus, ...]) -> list[Table]:
     """Lay out the KV caches of the engines that report on them, in 80 columns; empty: none does."""
     rows = [
         (
-            *(one.backend.backend_id, f"{load.kv_tokens:,}", f"{load.kv_used:.0%}", load.queued, load.preempted),
+            *(one.backend.backend_id, f"{load.kv_tokens:,}", f"{load.kv_used:.0%}", load.queued, load.parked),
+            load.preempted,
             f"{load.again_tokens / load.prompt_tokens:.0%}" if load.prompt_tokens else NOTHING,
         )
         for one in backends
         if (load := one.load) is not None and load.kv_tokens
     ]
-    headers = ("backend", ">tokens", ">used", ">requests\nwaiting", ">preempted", ">computed\nagain")
+    headers = (
+        "backend",
+        ">tokens",
+        ">used",
+        ">requests\nwaiting",
+        ">turns\nparked",
+        ">pre-\nempted",
+        ">computed\nagain",
+    )
     return [table(*headers, rows=rows, title="KV caches")] if rows else []
 
 

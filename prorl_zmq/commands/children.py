@@ -126,7 +126,8 @@ def _run_node_broker(plan: BrokerPlan) -> None:
 
 def _run_engine(plan: EnginePlan) -> None:
     from ..inference.hosting.builtin_kinds import API_KEY
-    from ..inference.hosting.host import HostOptions, run_engine_host
+    from ..inference.hosting.host import HostOptions
+    from ..inference.hosting.host_process import run_engine_host
     from ..inference.weights.copy_folder import used_copy
 
     topology, backend = plan.topology, plan.backend

@@ -33,6 +33,7 @@ from ..wire.messages.engines import (
     EngineReady,
     Generate,
     Generated,
+    Parked,
     Score,
     Scored,
 )
@@ -40,7 +41,7 @@ from .engine import NOTHING_MORE, Generation, Wanted, checked, checked_scores
 from .records import check_records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -54,6 +55,9 @@ RECONNECT_S = 5.0
 """Seconds that a connection may be down before its requests fail."""
 ABANDONED_S = 300.0
 """Seconds that an unused connection is kept while it is down."""
+
+PARKED = "parked"
+"""The `type` of `Parked`."""
 
 INT32_MAX = 2**31 - 1
 """Largest weight version: a trajectory stores versions as int32."""
@@ -73,6 +77,8 @@ class EngineClient:
         self._keyring = keyring
         self._connections: dict[tuple[str, str], AsyncRequestConnection] = {}
         """By endpoint and key."""
+        self._parked: dict[str, Callable[[Parked], None]] = {}
+        """For each turn without an answer: handles `Parked`."""
         self._closed = False
 
     async def generate(
@@ -86,6 +92,8 @@ class EngineClient:
         wanted: Wanted = NOTHING_MORE,
         adapter: str = "",
         adapter_version: int | None = None,
+        age_s: float = 0.0,
+        on_parked: Callable[[], None] = lambda: None,
     ) -> Generation:
         """Have a backend continue the prompt `token_ids`, int32 [P]. Cancelling the call aborts the generation there.
 
@@ -95,10 +103,12 @@ class EngineClient:
             token_ids: the prompt.
             sampling: how tokens are drawn.
             stop_token_ids: all ids that end the turn.
-            timeout_s: the limit on the answer.
+            timeout_s: the limit on the answer, without the time for which the host may park the turn.
             wanted: the records; their arrays are views of the received frames. The adapter is not taken from it.
             adapter: the model of an adapter that the backend has loaded; empty: the backend's own weights.
             adapter_version: of the adapter; None: the version that was loaded last.
+            age_s: of the job's group, in seconds.
+            on_parked: called if the host parks the turn.
 
         Raises:
             EngineFailed: the backend failed, or its answer was malformed or late. `unreachable`: the backend went away
@@ -120,8 +130,19 @@ class EngineClient:
                 rows_known=wanted.rows_known,
                 model=adapter,
                 weight_version=adapter_version,
+                age_s=age_s,
             )
-            done = await self._generated(backend, request, token_ids, timeout_s)
+
+            def parked(parked: Parked) -> None:
+                connection = self._connection(backend.endpoint, backend.curve_key)
+                connection.extend(request.request_id, time.monotonic() + parked.limit_s + timeout_s)
+                on_parked()
+
+            self._parked[request.request_id] = parked
+            try:
+                done = await self._generated(backend, request, token_ids, timeout_s)
+            finally:
+                del self._parked[request.request_id]
             if traced is not None:
                 traced.set_attributes(_answered(done))
         return done
@@ -214,12 +235,22 @@ class EngineClient:
                     reconnect_s=self._reconnect_s,
                     curve_key=curve_key,
                     fail_if_refused=False,
+                    is_interim=self._is_interim,
                     hint="",
                     copied=4,
                 )
             except zmq.ZMQError as error:
                 raise EngineFailed(f"no connection to {endpoint} can be opened: {error}") from error
         return self._connections[place]
+
+    def _is_interim(self, content: dict[str, Any]) -> bool:
+        if not isinstance(content, dict) or content.get("type") != PARKED:
+            return False
+        with suppress(MalformedMessage):
+            reply: Parked = codec.convert(content, Parked)
+            if reply.request_id in self._parked:
+                self._parked[reply.request_id](reply)
+        return True
 
     def _close_abandoned(self) -> None:
         """Close connections that have long been down and have no requests: hosts return under new endpoints."""

@@ -90,6 +90,9 @@ ENGINE_REQUESTS = Counter(
 )
 ENGINE_RUNNING = Gauge("prorl_engine_requests_running", "Generations under way.", ("backend",))
 ENGINE_QUEUED = Gauge("prorl_engine_requests_queued", "Requests that wait in the engine.", ("backend",))
+ENGINE_PARKED = Gauge(
+    "prorl_engine_turns_parked", "Turns that the engine's host holds back while the KV cache is full.", ("backend",)
+)
 ENGINE_KV_USED = Gauge(
     "prorl_engine_kv_used_ratio",
     "Share of the KV cache that running requests use, smoothed over a minute.",

@@ -260,7 +260,7 @@ def test_tables_of_long_names_fit_80_columns_and_lose_nothing() -> None:
         version="0.1.0",
     )
     busy = EngineLoad(running=900, tokens_per_s=12_345.6, prompt_tokens=1000, cached_tokens=873, memory_bytes=3 * 2**29)
-    busy = replace(busy, kv_tokens=12_345_678, kv_used=0.614, queued=1234, preempted=56_789, again_tokens=42)
+    busy = replace(busy, kv_tokens=12_345_678, kv_used=0.614, queued=1234, parked=7, preempted=56_789, again_tokens=42)
     rows = (
         BackendStatus(
             backend=backend,
@@ -310,7 +310,7 @@ def test_tables_of_long_names_fit_80_columns_and_lose_nothing() -> None:
         ["new", "1", "256", "–", "–", "ipc://new"],
         ["idle", "1", "256", "–", "–", "ipc://i"],
         [backend.backend_id, "0.4 s", "9.6 s", "1.5 GiB", "0.1.0"],
-        [backend.backend_id, "12,345,678", "61%", "1234", "56789", "4%"],
+        [backend.backend_id, "12,345,678", "61%", "1234", "7", "56789", "4%"],
     ]
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
+    from prorl_zmq.inference.kv_figures import KvFigures
+
 WAIT_S = 10.0
 
 
@@ -95,13 +97,17 @@ class Raw:
 
 
 class AdapterEngine(EmbeddedEngine):
-    """Takes adapters, and generates with the policy for all of them; notes what it is told."""
+    """Takes adapters, and generates with the policy for all of them; notes what it is told. May have figures."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, figures: KvFigures | None = None) -> None:
         super().__init__(policy)
-        self._description = replace(self._description, adapter_slots=2)
+        self._description = replace(self._description, adapter_slots=2, kv=figures is not None)
+        self.figures = figures
         self.loaded: dict[tuple[str, int], Path] = {}
         self.removed: list[tuple[str, int]] = []
+
+    def kv_figures(self, _now: float) -> KvFigures | None:
+        return self.figures
 
     async def load_adapter(self, model: str, version: int, path: Path) -> None:
         if (path / WEIGHTS).read_bytes() == b"wrong":
@@ -126,8 +132,8 @@ class World:
         self._raws: list[Raw] = []
         self.start_host()
 
-    def start_host(self) -> None:
-        self.engine = AdapterEngine(self.policy)
+    def start_host(self, figures: KvFigures | None = None) -> None:
+        self.engine = AdapterEngine(self.policy, figures)
         self.host = EngineHost(
             self.context,
             self.engine,

@@ -622,7 +622,8 @@ def test_two_hosts_on_one_endpoint_are_refused(tmp_path: Path, make_policy: Any)
 
 def test_a_host_process_serves_and_ends_cleanly_on_sigterm(tmp_path: Path) -> None:
     code = (
-        "import sys, pathlib; from prorl_zmq.inference.hosting.host import HostOptions, run_engine_host\n"
+        "import sys, pathlib; from prorl_zmq.inference.hosting.host import HostOptions\n"
+        "from prorl_zmq.inference.hosting.host_process import run_engine_host\n"
         "from prorl_zmq.inference.embedded.embedded_engine import load_embedded_engine\n"
         "from prorl_zmq.inference.policy import Policy, PolicyShape\n"
         "path = pathlib.Path(sys.argv[1]) / 'model.npz'; Policy.initial(PolicyShape(), 0).save(path)\n"

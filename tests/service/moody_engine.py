@@ -1,8 +1,8 @@
 """An engine host whose engine does what a file says: `python moody_engine.py BACKEND_BROKER ENDPOINT NAME MOOD`.
 
-The file MOOD holds `well`, `raise`, `refuse`, `garbage`, `hang` or `stuck` (its check of its health hangs too), and is
-read whenever the engine is asked for something. If there is a file MOOD.kv, the engine reports what it holds of its KV
-cache: JSON of `KvFigures`, or anything else.
+The file MOOD holds `well`, `raise`, `refuse`, `garbage`, `hang`, `stuck` (its check of its health hangs too) or `pause`
+(until it holds something else), and is read whenever the engine is asked for something. If there is a file MOOD.kv, the
+engine reports what it holds of its KV cache: JSON of `KvFigures`, or anything else.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class MoodyEngine:
     async def generate(
         self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int], job_id: str
     ) -> Generation:
+        while self._mood.read_text() == "pause":  # noqa: ASYNC110 - another process writes it
+            await asyncio.sleep(0.05)
         match self._mood.read_text():
             case "raise":
                 raise RuntimeError("HTTP 500")

@@ -17,7 +17,7 @@ from prorl_zmq.commands import children
 from prorl_zmq.commands.children import run_child
 from prorl_zmq.config import BackendSettings, GatewaySettings, ServiceSettings, StageSettings, Topology, own_run_dir
 from prorl_zmq.errors import ConfigError
-from prorl_zmq.inference.hosting import host
+from prorl_zmq.inference.hosting import host_process
 from prorl_zmq.service.child_plans import plan_brokers, plan_children, plan_node
 from prorl_zmq.service.process_plans import PLAN_LIMIT_BYTES, EnginePlan, read_plan
 from prorl_zmq.service.service_folder import ServiceFolder
@@ -72,7 +72,7 @@ def test_where_an_engine_has_its_copy_of_the_weights(
     given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[HostOptions] = []
-    monkeypatch.setattr(host, "run_engine_host", lambda _, options: started.append(options))
+    monkeypatch.setattr(host_process, "run_engine_host", lambda _, options: started.append(options))
     run_dir, disk = own_run_dir(tmp_path / "run"), tmp_path / "disk"
     topology = Topology(service=ServiceSettings(run_dir=str(run_dir)))
     backend = BackendSettings(name="b", weights_dir=str(disk) if given else "")

@@ -221,6 +221,9 @@ class Reports:
     def release(self, _job_id: str, _attempt: int, _model: str, _context_tokens: int) -> None:
         pass
 
+    def age_s(self, _job_id: str, _model: str) -> float:
+        return 7.0
+
 
 @pytest.mark.parametrize(
     ("fields", "failed"),
@@ -402,6 +405,43 @@ def test_a_moved_rollout_gives_up_later_by_its_wait_for_room(full: bool, monkeyp
     asyncio.run(main())
     assert len(tried) == (6 if full else 3), "it moves on as long as it waits for room alone"
     assert left == [0.0] * 5 * full, "the clock stands still"
+
+
+def test_the_clock_of_a_phase_stands_still_while_a_turn_is_parked() -> None:
+    """The host knows how old the rollout's group is, and parks the newest."""
+    asked: list[float] = []
+
+    class Backends(Reports):
+        def note_served(self, _job_id: str, _attempt: int, _model: str) -> None:
+            pass
+
+    class Engines:
+        async def generate(self, *_: Any, age_s: float, on_parked: Any, **__: Any) -> Generation:
+            assert clock._timer is not None
+            asked.append(age_s)
+            for _ in range(2):
+                on_parked()
+                assert clock._timer.when() is None
+            return Generation(np.zeros(2, np.int32), np.zeros(2, np.float32), (VersionSpan(0, 0, 2),), "stop")
+
+    clock = PhaseClock(60.0)
+
+    async def main() -> None:
+        backends: Any = Backends()
+        engines: Any = Engines()
+        job = Job(task="scripted", instance={}, job_id="j")
+        held = JobBackend(job, 1, backends, engines, clock)
+        held.current = Backend(backend_id="good", endpoint="ipc://good")
+        async with clock.limit() as timer:
+            began = timer.when()
+            await held.generate(np.zeros(3, np.int32), job.sampling, ())
+            until = timer.when()
+            assert began is not None
+            assert until is not None
+            assert began <= until < began + 1.0, "it runs again, with what was left"
+
+    asyncio.run(main())
+    assert asked == [7.0]
 
 
 def test_segments_that_were_scored_before_new_weights_are_scored_again() -> None:

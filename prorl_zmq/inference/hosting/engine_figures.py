@@ -14,6 +14,7 @@ from ...metrics import catalog
 from ...system.used_memory import used_memory
 from ...wire.messages.backends import EngineLoad
 from .job_traffic import JobTraffic
+from .parking import Parking
 from .room import Held, KvReport, Room
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class EngineFigures:
         self._reported = (now, 0)
         """The time of the last heartbeat, and the tokens generated until then."""
         self._room = Room(backend.max_in_flight, backend.context_tokens)
+        self.parking = Parking[str]() if self._kv is not None else None
+        """Decides which turns wait; None: the engine reports nothing of its KV cache."""
         self._traffic = JobTraffic()
         self._held = Held(0, 0)
         self._last: KvReport | None = None
@@ -90,15 +93,17 @@ class EngineFigures:
         self._traffic.note_weights()
         self._room.note_weights(now)
 
-    def measure(self, now: float, *, updating: bool = False) -> None:
-        """Read the state of the engine's KV cache, and update `room`; call it before each heartbeat.
+    def measure(self, now: float, *, updating: bool = False) -> list[str]:
+        """Read the state of the engine's KV cache, and update `room` and `parking`; call it before each heartbeat.
+
+        Return the parked turns that go on.
 
         Args:
             now: the time.
             updating: whether the engine pauses for new weights: then its figures do not count.
         """
-        if self._kv is None:
-            return
+        if self._kv is None or self.parking is None:
+            return []
         report = self._report(now)
         self._awaited = now <= self._started + SILENT_S
         self._traffic.keep_latest(self._held.rollouts)
@@ -106,7 +111,7 @@ class EngineFigures:
             if self._valid_at + SILENT_S < now:
                 log.warning("the engine has reported no valid figures of its KV cache for %g s", now - self._valid_at)
                 self._valid_at = now
-            return
+            return self.parking.update(None, self._held.rollouts, now)
         self._valid_at = now
         self._last = report
         self._preempted += int(report.preempted)
@@ -114,11 +119,13 @@ class EngineFigures:
         catalog.ENGINE_TOKENS.add(self._backend_id, "again", amount=int(report.again_tokens))
         if not updating:
             self._room.update(report, self._held, self._traffic.contexts(now), now)
+        return self.parking.update(None if updating else report, self._held.rollouts, now)
 
     def set_gauges(self) -> None:
         if self._last is not None:
             catalog.ENGINE_QUEUED.set(self._last.waiting, self._backend_id)
             catalog.ENGINE_KV_USED.set(self._room.used, self._backend_id)
+            catalog.ENGINE_PARKED.set(len(self.parking or ()), self._backend_id)
 
     def load(self, running: int, now: float) -> EngineLoad:
         """Return the report of a heartbeat.
@@ -141,6 +148,7 @@ class EngineFigures:
             queued=int(self._last.waiting) if self._last is not None else 0,
             preempted=self._preempted,
             again_tokens=self._again_tokens,
+            parked=len(self.parking) if self.parking is not None else 0,
         )
 
     @property

@@ -15,26 +15,23 @@ import asyncio
 import logging
 import time
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from operator import index
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
-import uvloop
 import zmq
 
-from ...errors import ConfigError, EngineFailed, ErrorInfo, InternalError, InvalidWeights, MalformedMessage, ProrlError
+from ...errors import EngineFailed, ErrorInfo, InternalError, MalformedMessage, ProrlError
 from ...metrics import catalog
 from ...metrics.reporter import MetricsReporter
 from ...security.keyring import WORKER, Keyring
 from ...security.rights import Listener
 from ...security.zap_authenticator import ZapAuthenticator
 from ...system.logs import about_job
-from ...system.memory import give_memory_back
-from ...system.processes import stop_signals
-from ...system.traces import span, tracing
+from ...system.traces import span
 from ...wire import codec
 from ...wire.async_socket import AsyncSocket
 from ...wire.messages.backends import Backend
@@ -45,24 +42,25 @@ from ...wire.messages.engines import (
     EngineHealth,
     EngineReady,
     Generate,
+    Parked,
     Score,
     UpdateTimes,
     WeightUpdate,
 )
 from ...wire.request_routing import ENGINE_HOST, convert_request
 from ...wire.sockets import PROMPT_FRAME_BYTES, open_socket, split_envelope
-from ..chat.loading import chat_warning
 from ..engine import Wanted, as_plain
 from ..records import asked_records
 from .engine_figures import EngineFigures
 from .engine_updates import EngineUpdates
 from .frames import add_envelope, frame_bytes, generated, token_array
 from .hosted_adapters import HostedAdapters
+from .parked_turns import ParkedTurns
 from .registration import Registration
 from .score_queue import ScoreQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -165,7 +163,8 @@ class EngineHost:
         self._generations: dict[str, asyncio.Task[_Answer]] = {}
         self._envelopes: dict[str, list[Sequence[Frame]]] = {}
         """The envelopes for the answer to each generation (see `add_envelope`)."""
-        self._scores = ScoreQueue(engine, lambda: bool(self._generations), self._using, self._send, self._refuse)
+        self._parked = ParkedTurns(self._figures.parking, self._note_parked)
+        self._scores = ScoreQueue(engine, lambda: self._running > 0, self._using, self._send, self._refuse)
         self._updates = EngineUpdates(engine, options.weights, copies_all=options.copies_all)
         self._adapters = HostedAdapters(engine, options.adapters)
         self._updating: set[asyncio.Task[None]] = set()
@@ -188,8 +187,8 @@ class EngineHost:
             while not stop.is_set():
                 problem = await self._ask_health()
                 now = time.monotonic()
-                self._figures.measure(now, updating=self._updates.under_way)
-                load = self._figures.load(len(self._generations), now)
+                self._parked.release(self._figures.measure(now, updating=self._updates.under_way))
+                load = self._figures.load(self._running, now)
                 self._registration.announce(
                     self._weight_version(), load, problem, self._adapters.loaded, self._figures.room
                 )
@@ -207,6 +206,7 @@ class EngineHost:
         if self._closing:
             return
         self._closing = True
+        self._parked.close()
         await self._engine.close()
         await self._updates.close()
         tasks = [*self._generations.values(), *self._scores.close(), *self._updating]
@@ -223,7 +223,7 @@ class EngineHost:
             self._reporter.close()
 
     def _set_gauges(self) -> None:
-        catalog.ENGINE_RUNNING.set(len(self._generations), self._options.backend_id)
+        catalog.ENGINE_RUNNING.set(self._running, self._options.backend_id)
         catalog.ENGINE_UNWELL.set(bool(self._problem), self._options.backend_id)
         self._figures.set_gauges()
 
@@ -326,6 +326,7 @@ class EngineHost:
             case Generate():
                 token_ids = token_array(message[1])  # first: a malformed request must leave nothing behind
                 add_envelope(self._envelopes.setdefault(request.request_id, []), envelope)
+                self._parked.tell(request.request_id)
                 if request.request_id not in self._generations:
                     with about_job(request.job_id):  # adds the job to the task's log records
                         task = asyncio.create_task(self._generate(request, token_ids))
@@ -354,7 +355,8 @@ class EngineHost:
             with span("generate", kind="server", parent=request.traceparent) as traced:
                 if traced is not None:
                     attributes = {"prorl.job.id": request.job_id, "prorl.backend": self._options.backend_id}
-                    traced.set_attributes(attributes | {"prorl.engine.running": len(self._generations)})
+                    traced.set_attributes(attributes | {"prorl.engine.running": self._running})
+                await self._parked.wait(request, len(token_ids))
                 done = await self._answer(request, token_ids)
             done = as_plain(done, len(token_ids))
             self._figures.note_turn(request.job_id, token_ids, done, time.monotonic())
@@ -391,7 +393,17 @@ class EngineHost:
         answer = task.result() if not task.cancelled() else None
         if answer is not None:
             self._send(envelopes, *answer)
-        if not self._generations:
+        if not self._running:
+            self._scores.generations_ended()
+
+    @property
+    def _running(self) -> int:
+        return len(self._generations) - len(self._parked)
+
+    def _note_parked(self, request_id: str, limit_s: float) -> None:
+        """Tell those who asked for a turn that it is parked."""
+        self._send(self._envelopes[request_id], Parked(request_id, limit_s))
+        if not self._running:
             self._scores.generations_ended()
 
     async def _update(self, envelope: Sequence[Frame], request: WeightUpdate) -> None:
@@ -426,7 +438,7 @@ class EngineHost:
         self, request_id: str, model: str = "", digest: str = "", times: UpdateTimes | None = None
     ) -> EngineReady:
         version = self._adapters.current.get(model, self._weight_version())
-        return EngineReady(request_id, version, len(self._generations), digest, times)
+        return EngineReady(request_id, version, self._running, digest, times)
 
     def _refuse(self, envelopes: Sequence[Sequence[Frame]], request_id: str, error: Exception) -> None:
         self._send(envelopes, Refused(request_id, _describe(error)))
@@ -434,61 +446,6 @@ class EngineHost:
     def _send(self, envelopes: Sequence[Sequence[Frame]], reply: AnyEngineReply, arrays: Sequence[Frame] = ()) -> None:
         for envelope in envelopes:
             self._router.send([*envelope, codec.encode(reply), *arrays])
-
-
-def run_engine_host(start: Callable[[], Awaitable[Engine]], options: HostOptions) -> None:
-    """Run an engine host until SIGTERM or SIGINT; the main function of its process.
-
-    Raises:
-        ConfigError, InvalidWeights: the engine cannot be started with its settings, or the backend broker refuses them.
-        EngineFailed: it could not start (`starting` is true), or ended for good.
-        InvalidEndpoint, EndpointInUse: the endpoint cannot be bound.
-    """
-
-    async def main() -> None:
-        stop = asyncio.Event()
-        with stop_signals(stop.set):
-            engine = await _started(start, stop)
-            if engine is None:
-                return
-            try:
-                warning = await chat_warning(engine.description.chat)
-                host = EngineHost(context, engine, replace(options, warning=warning))
-            except BaseException:
-                await engine.close()
-                raise
-            log.info("engine %s serves at %s", options.backend_id, host.endpoint)
-            await host.run(stop)
-
-    give_memory_back()
-    with zmq.Context() as context, tracing("engine", options.backend_id):
-        uvloop.run(main())
-
-
-async def _started(start: Callable[[], Awaitable[Engine]], stop: asyncio.Event) -> Engine | None:
-    """Start an engine; None: a stop came first."""
-    starting = asyncio.ensure_future(start())
-    stopping = asyncio.ensure_future(stop.wait())
-    await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if starting.done():
-        await asyncio.sleep(0)  # a signal that ended the start reaches the loop only now
-        if starting.exception() is not None and stop.is_set():
-            return None
-        try:
-            return starting.result()
-        except (ConfigError, InvalidWeights):
-            raise
-        except EngineFailed as error:
-            raise EngineFailed(f"{CANNOT_START}{error.message}", starting=True) from error
-        except Exception as error:
-            log.exception("the engine failed to start")
-            raise EngineFailed(f"{CANNOT_START}{type(error).__name__}: {error}", starting=True) from error
-    starting.cancel()
-    await asyncio.wait([starting])
-    if not starting.cancelled() and starting.exception() is None:
-        await starting.result().close()
-    return None
 
 
 def _describe(error: Exception) -> ErrorInfo:

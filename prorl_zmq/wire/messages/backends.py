@@ -122,6 +122,8 @@ class EngineLoad(Part, frozen=True):
     """Preemptions since the host started."""
     again_tokens: Annotated[int, Meta(ge=0)] = 0
     """Prompt tokens that had been cached and were computed again."""
+    parked: Annotated[int, Meta(ge=0)] = 0
+    """Turns that the host holds back now, since the KV cache is full. They are not running."""
 
 
 class BackendStatus(Part, frozen=True, kw_only=True):
@@ -370,6 +372,8 @@ class Assigned(Reply, frozen=True):
     backend: Backend
     pinned: WeightVersion | None = None
     """The version of the model's adapter that stays loaded for the attempt; None: it goes by the current one."""
+    group_age_s: Annotated[float, Meta(ge=0)] = 0.0
+    """Since the group's first job was admitted to an engine that reports on its KV cache; 0: none was, or not known."""
 
 
 class WaitLonger(Reply, frozen=True):

@@ -59,6 +59,8 @@ class Generate(Request, frozen=True, kw_only=True):
     """The model of an adapter that the host has loaded. Empty, or the backend's `name`: the engine's own weights."""
     weight_version: WeightVersion | None = None
     """Of the adapter; None: the version that was loaded last."""
+    age_s: Annotated[float, Meta(ge=0)] = 0.0
+    """Since the job's group began, or the job got its first backend: hosts park the turns of the newest groups."""
 
 
 class Score(Request, frozen=True, kw_only=True):
@@ -162,6 +164,16 @@ class Generated(Reply, frozen=True, kw_only=True):
     """The arrays of the records, one frame each (see `wire.records`)."""
 
 
+class Parked(Reply, frozen=True):
+    """Answer to a `Generate` whose turn the host holds back, since the engine's KV cache is full.
+
+    The final reply follows. The turn's time limits do not count meanwhile.
+    """
+
+    limit_s: Seconds
+    """The turn goes on after this time at the latest."""
+
+
 class Scored(Reply, frozen=True, kw_only=True):
     """Answer to `Score`. Three further frames.
 
@@ -206,4 +218,4 @@ class WeightsServed(Reply, frozen=True):
 
 
 AnyEngineRequest = Generate | Score | Abort | EngineHealth | WeightUpdate
-AnyEngineReply = Generated | Scored | EngineReady | Refused
+AnyEngineReply = Generated | Parked | Scored | EngineReady | Refused

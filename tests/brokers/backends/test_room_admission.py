@@ -441,3 +441,23 @@ def test_the_queue_of_a_removed_adapter_is_forgotten() -> None:
     broker.ask(Release("release", "a", 1, 1, model="judge"))
     broker.ask(WeightUpdate("remove", "remove", 1, model="judge"))
     assert broker.handler._waiting == {}
+
+
+def test_a_job_learns_how_old_its_group_is() -> None:
+    broker = Broker()
+    broker.add(room=2)
+    ages = {}
+
+    def ask(job: str, group: str) -> None:
+        request = Assign(job, owner="run", job_id=job, attempt=1, wait_s=60.0, group_id=group)
+        reply = broker.ask(request, job)
+        assert isinstance(reply, Assigned)
+        ages[job] = reply.group_age_s
+
+    ask("a", "g")
+    broker.pass_time(7.0, x=4)
+    ask("b", "g")
+    ask("c", "other")
+    ask("d", "")
+    ask("a", "g")
+    assert ages == {"a": 7.0, "b": 7.0, "c": 0.0, "d": 0.0}

@@ -1,0 +1,140 @@
+"""`Parking`: the turns that an engine's host holds back while the KV cache is full. Pure: no clock, no sockets.
+
+A net: `Room` admits no more rollouts than the cache holds, but rollouts grow, and a cache may shrink. Then all rollouts
+compute their prefixes again at each turn, and hardly one ends. So turns of the newest groups wait while others end. A
+turn under way is never held.
+
+With u the share of KV that running requests used since the last report, each report does what the first row says that
+applies:
+
+| condition | effect |
+|---|---|
+| it is missing or invalid | none; after `SILENT_S`, it is not tight, and all parked turns go on |
+| u > `FULL` and requests wait, or one was preempted | it is tight |
+| u < `CALM` | it is not tight; parked turns go on while u and their prompts stay below `CALM` |
+| else | none |
+
+Besides, a parked turn goes on if its rollout is one of those that fit by now.
+
+| a turn arrives | it is parked |
+|---|---|
+| more than half of the rollouts would be parked | no |
+| it is tight | unless its rollout is one of those, oldest groups first, whose contexts fit into the cache together |
+| it is not tight | if turns are parked, all of older groups |
+
+Parked turns go on in the order of their group's age, each after `park_s` at the latest. `bench/scheduling.py` measures
+what parking gains.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from .room import KvReport
+
+Turn = TypeVar("Turn")
+
+FULL, CALM = 0.9, 0.75
+PARK_S, SILENT_S = 120.0, 15.0
+HEARD_S = 3.0
+"""After this time the broker's count of rollouts has a new one."""
+
+
+class _Rollout(NamedTuple):
+    began: float
+    tokens: int
+    at: float
+    """When its latest turn arrived."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Parked:
+    began: float
+    tokens: int
+    since: float
+
+
+class Parking(Generic[Turn]):
+    """The parked turns of one engine.
+
+    Args:
+        park_s: the longest time for which a turn is parked.
+    """
+
+    def __init__(self, park_s: float = PARK_S) -> None:
+        self.park_s = park_s
+        self._rollouts: OrderedDict[Hashable, _Rollout] = OrderedDict()
+        """By job, the one with the latest turn last."""
+        self._parked: dict[Turn, _Parked] = {}
+        self._capacity = 0.0
+        self._is_tight = False
+        self._valid_at = -math.inf
+        """The time of the last valid report."""
+
+    def __len__(self) -> int:
+        return len(self._parked)
+
+    def hold(self, turn: Turn, job_id: Hashable, began: float, tokens: int, now: float) -> bool:
+        """Return whether a turn that arrives is parked, until `update` returns it or it is withdrawn.
+
+        Args:
+            turn: the turn.
+            job_id: its rollout.
+            began: when the rollout's group began.
+            tokens: of its prompt.
+            now: the time in seconds, which never decreases.
+        """
+        self._rollouts[job_id] = _Rollout(began, tokens, now)
+        self._rollouts.move_to_end(job_id)
+        if 2 * (len(self._parked) + 1) > len(self._rollouts):
+            return False
+        if self._is_tight:
+            is_held = not self._fits(began)
+        else:
+            is_held = bool(self._parked) and all(one.began < began for one in self._parked.values())
+        if is_held:
+            self._parked[turn] = _Parked(began, tokens, now)
+        return is_held
+
+    def withdraw(self, turn: Turn) -> None:
+        """Forget a turn; one that is not parked is ignored."""
+        self._parked.pop(turn, None)
+
+    def update(self, report: KvReport | None, rollouts: int, now: float) -> list[Turn]:
+        """Apply the table above; return the turns that go on, in this order.
+
+        Args:
+            report: since the last update; None: the engine reported nothing.
+            rollouts: those that hold the engine: others are forgotten, the longest silent first.
+            now: the time.
+        """
+        while len(self._rollouts) > max(rollouts, len(self._parked)):
+            if next(iter(self._rollouts.values())).at + HEARD_S > now:
+                break
+            self._rollouts.popitem(last=False)
+        free = -math.inf
+        if report is not None and report.is_valid:
+            self._valid_at, self._capacity = now, report.capacity_tokens
+            if report.preempted or (report.used > FULL and report.waiting):
+                self._is_tight = True
+            elif report.used < CALM:
+                self._is_tight, free = False, (CALM - report.used) * self._capacity
+        elif self._valid_at + SILENT_S <= now:
+            self._is_tight, free = False, math.inf
+        going: list[Turn] = []
+        for turn, one in sorted(self._parked.items(), key=lambda item: item[1].began):
+            if one.tokens <= free or one.since + self.park_s <= now or self._fits(one.began):
+                going.append(turn)
+                del self._parked[turn]
+            free -= one.tokens
+        return going
+
+    def _fits(self, began: float) -> bool:
+        """Return whether the contexts of all groups up to this one fit into the cache."""
+        return sum(one.tokens for one in self._rollouts.values() if one.began <= began) <= self._capacity

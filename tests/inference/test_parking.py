@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prorl_zmq.inference.hosting.parking import CALM, FULL, PARK_S, SILENT_S, Parking
+from prorl_zmq.inference.hosting.room import KvReport
+
+CAPACITY = 1_000
+TIGHT = KvReport(CAPACITY, FULL + 0.05, waiting=1)
+BUSY = KvReport(CAPACITY, (FULL + CALM) / 2)
+IDLE = KvReport(CAPACITY, 0.0)
+
+
+def full(tokens: int = 400, rollouts: int = 6, report: KvReport = TIGHT) -> Parking[str]:
+    """An engine whose rollouts a, b, … have had a turn, the oldest first, and whose cache is full."""
+    parking = Parking[str]()
+    for number in range(rollouts):
+        assert not parking.hold(f"{number}-first", "abcdefgh"[number], float(number), tokens, 100.0)
+    assert parking.update(report, rollouts, 100.0) == []
+    return parking
+
+
+def arrivals(parking: Parking[str], jobs: str, now: float = 100.0, tokens: int = 400) -> str:
+    """Let the next turns of jobs arrive; return those that are parked."""
+    return "".join(job for job in jobs if parking.hold(job, job, float("abcdefgh".index(job)), tokens, now))
+
+
+def test_the_newest_groups_whose_contexts_do_not_fit_are_parked() -> None:
+    assert arrivals(full(), "fabcde") == "fcd", "two fit, and at most half are parked"
+    assert arrivals(full(), "ab") == ""
+
+
+@pytest.mark.parametrize(
+    ("report", "parked"),
+    [
+        (TIGHT, "c"),
+        (replace(TIGHT, waiting=0), ""),
+        (replace(TIGHT, used=FULL), ""),
+        (replace(BUSY, preempted=1), "c"),
+        (replace(IDLE, preempted=1), "c"),
+        (BUSY, ""),
+    ],
+)
+def test_turns_are_parked_while_requests_wait_for_a_full_cache_or_were_preempted(report: KvReport, parked: str) -> None:
+    assert arrivals(full(report=report), "c") == parked
+
+
+def test_it_stays_tight_until_use_is_low() -> None:
+    parking = full()
+    assert parking.update(BUSY, 6, 101.0) == []
+    assert arrivals(parking, "f") == "f"
+    parking = full()
+    assert parking.update(replace(BUSY, used=CALM - 0.01), 6, 101.0) == []
+    assert arrivals(parking, "f") == ""
+
+
+def test_parked_turns_go_on_in_the_order_of_their_groups_as_far_as_they_fit() -> None:
+    parking = full()
+    assert arrivals(parking, "fed", tokens=300) == "fed"
+    assert parking.update(BUSY, 6, 101.0) == []
+    assert parking.update(IDLE, 6, 102.0) == ["d", "e"], "750 of 1000 tokens may be in use"
+    assert parking.update(IDLE, 6, 103.0) == ["f"]
+    assert len(parking) == 0
+
+
+def test_no_newer_turn_passes_a_parked_one() -> None:
+    parking = full()
+    assert arrivals(parking, "de") == "de"
+    assert parking.update(replace(IDLE, used=CALM - 0.45), 6, 102.0) == ["d"]
+    assert arrivals(parking, "f") == "f", "e waits, and is older"
+    assert arrivals(parking, "d") == "", "it is older than what waits"
+
+
+def test_a_turn_is_parked_for_a_limited_time() -> None:
+    parking = full()
+    assert arrivals(parking, "f") == "f"
+    assert arrivals(parking, "e", now=110.0) == "e"
+    assert parking.update(TIGHT, 6, 100.0 + PARK_S - 0.1) == []
+    assert parking.update(TIGHT, 6, 100.0 + PARK_S) == ["f"]
+    assert parking.update(TIGHT, 6, 110.0 + PARK_S) == ["e"]
+
+
+def test_an_engine_that_falls_silent_holds_no_turn_back() -> None:
+    parking = full()
+    assert arrivals(parking, "f") == "f"
+    assert parking.update(None, 6, 100.0 + SILENT_S - 0.1) == []
+    assert parking.update(replace(TIGHT, used=math.nan), 6, 100.0 + SILENT_S) == ["f"]
+    assert arrivals(parking, "f", now=120.0) == ""
+
+
+def test_a_parked_turn_goes_on_once_older_rollouts_have_ended() -> None:
+    parking = full()
+    assert arrivals(parking, "fe", now=104.0) == "fe"
+    assert parking.update(TIGHT, 3, 105.0) == ["e"], "d, e and f are left, and two fit"
+    assert parking.update(TIGHT, 3, 106.0) == []
+
+
+def test_a_turn_that_is_withdrawn_does_not_come_back() -> None:
+    parking = full()
+    assert arrivals(parking, "ef") == "ef"
+    parking.withdraw("f")
+    parking.withdraw("never parked")
+    assert parking.update(IDLE, 6, 101.0) == ["e"]
+
+
+def test_half_of_its_capacity_is_enough_to_park_the_newest() -> None:
+    parking = full(tokens=150, report=BUSY)
+    assert arrivals(parking, "abcdef", tokens=150) == ""
+    assert parking.update(KvReport(CAPACITY / 2, 1.0, preempted=2), 6, 101.0) == []
+    assert arrivals(parking, "abcdef", tokens=150) == "def", "three of 150 tokens fit into 500"
+
+
+def test_rollouts_that_ended_no_longer_count() -> None:
+    parking = full()
+    assert parking.update(TIGHT, 2, 102.9) == []
+    assert arrivals(parking, "f") == "f", "the broker may not have counted them yet"
+    parking.withdraw("f")
+    assert parking.update(TIGHT, 2, 106.0) == [], "e and f had the latest turns"
+    assert arrivals(parking, "ef", now=106.0) == "", "800 tokens fit"
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("turn"), st.integers(0, 9), st.integers(1, 900)),
+            st.tuples(st.just("report"), st.sampled_from([TIGHT, BUSY, IDLE, None]), st.integers(0, 10)),
+            st.tuples(st.just("withdraw"), st.integers(0, 60), st.just(0)),
+        ),
+        max_size=60,
+    )
+)
+def test_every_turn_goes_on_once_and_in_time_and_at_most_half_wait(steps: list[tuple[str, object, int]]) -> None:
+    parking = Parking[int]()
+    waiting: dict[int, tuple[float, int]] = {}
+    jobs: set[int] = set()
+    for number, (what, which, amount) in enumerate(steps):
+        now = 10.0 * number
+        if what == "turn":
+            assert isinstance(which, int)
+            jobs.add(which)
+            if parking.hold(number, which, float(which), amount, now):
+                waiting[number] = (now, which)
+                assert len(waiting) <= (len(jobs) + 1) // 2
+        elif what == "withdraw":
+            waiting.pop(which, None)  # type: ignore[call-overload]
+            parking.withdraw(which)  # type: ignore[arg-type]
+        else:
+            going = parking.update(which, amount, now)  # type: ignore[arg-type]
+            assert [waiting[turn][1] for turn in going] == sorted(waiting.pop(turn)[1] for turn in going)
+            assert all(now < since + PARK_S for since, _ in waiting.values())
+        assert len(parking) == len(waiting)
