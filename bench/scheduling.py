@@ -17,19 +17,24 @@ import json
 import os
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import scheduling_real
 from engines import WITHOUT, Engines, vllm_python
-from harness import Incomplete, Row, main
+from harness import Incomplete, Row, command, report
 from scheduling_real import FITTING as REAL_FITTING
 from scheduling_real import FIXED, NO_LIMIT, OURS
-from scheduling_simulation import STARVED_S, Outcome, Plan, simulate
+from scheduling_simulation import HEARTBEAT_S, STARVED_S, Outcome, Plan, simulate
+
+from prorl_zmq.inference.hosting.parking import PARK_S
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterable
 
+ABOUT = "rollouts on a simulated engine whose KV cache holds 23 contexts"
 FITTING = 23
 LOADS = {0.5: 12, 1: 23, 2: 46, 4: 92}
 """RUN slots for each engine, by multiples of what fits."""
@@ -39,38 +44,52 @@ CAPS = (12, 17, 19, 21, 23, 25, 28, 36, 46, 52, 92)
 QUICK_CAPS = (12, 19, 23, 25, 46, 92)
 RATE, GROUPS = 0.95, 1.15
 WEIGHTS_S = 60.0
+REAL = "a real vLLM"
 REAL_S = 60.0
 REAL_RATE, REAL_HITS = 2.0, 0.9
+
+PARKED = f"at most {PARK_S:g} s and a heartbeat"
 
 Results = dict[Plan, list[Outcome]]
 
 
-def measure(quick: bool) -> list[Row]:
+def measure(arguments: argparse.Namespace) -> list[Row]:
+    """Measure both parts, or one; a report that is there keeps the rows of the other."""
+    if arguments.part is None:
+        rows = simulated_rows(arguments.quick)
+        return rows if arguments.quick else rows + real_rows(rows)
+    kept: list[Row] = []
+    if arguments.json is not None and arguments.json.exists():
+        before = [Row(**row) for row in json.loads(arguments.json.read_text())["rows"]]
+        kept = [row for row in before if row.name.startswith(REAL) != (arguments.part == "real")]
+    return kept + real_rows(kept) if arguments.part == "real" else simulated_rows(arguments.quick) + kept
+
+
+def simulated_rows(quick: bool) -> list[Row]:
     hours, seeds, caps = (1.5, 1, QUICK_CAPS) if quick else (4.0, 3, CAPS)
     fixed = [Plan(hours, cap, tools, cap) for tools in TOOLS for cap in caps]
     ours = [Plan(hours, slots, tools) for tools in TOOLS for slots in LOADS.values()]
     updated = [Plan(hours, LOADS[4], tools, weights_s=WEIGHTS_S) for tools in TOOLS]
     crowded = [Plan(hours, 10 * FITTING, tools) for tools in TOOLS]
+    halved = [Plan(hours, LOADS[4], tools, halved=hours / 4, parks=parks) for tools in TOOLS for parks in (True, False)]
     long = long_day(3.0 if quick else 24.0)
-    results = run([*fixed, *ours, *updated, *crowded], seeds) | run([long], 1)
+    results = run([*fixed, *ours, *updated, *crowded, *halved], seeds) | run([long], 1)
     rows = [row for tools in TOOLS for row in tools_rows(tools, caps, hours, results)]
     rows += [updated_row(plan, results) for plan in updated]
     rows += [crowded_row(plan, results) for plan in crowded]
-    rows += day_rows(long, results)
-    if quick:
-        return rows
-    python = vllm_python()
-    if python is None:
-        raise Incomplete(WITHOUT, rows)
-    return rows + real_rows(python)
+    rows += [halved_row(plan, results) for plan in halved if plan.parks]
+    return rows + day_rows(long, results)
 
 
-def real_rows(python: str) -> list[Row]:
+def real_rows(others: list[Row]) -> list[Row]:
     """Measure one real engine.
 
-    Args:
-        python: the interpreter that has vLLM.
+    Raises:
+        Incomplete: there is no vLLM; it has the other rows.
     """
+    python = vllm_python()
+    if python is None:
+        raise Incomplete(WITHOUT, others)
     with Engines(python) as engines:
         command = (scheduling_real.__file__, str(engines.folder / "llama"), f"{REAL_S:g}")
         found = json.loads(engines.output(*command, timeout_s=60.0 * REAL_S).splitlines()[-1])
@@ -78,7 +97,7 @@ def real_rows(python: str) -> list[Row]:
         {way: one[above] / one[below] for way, one in found.items()}
         for above, below in (("turns", "seconds"), ("cached_tokens", "prompt_tokens"))
     )
-    name, same = f"a real vLLM that holds {REAL_FITTING}", found[OURS]["same"]
+    name, same = f"{REAL} that holds {REAL_FITTING}", found[OURS]["same"]
     ratio, hit_ratio = rate[OURS] / rate[NO_LIMIT], hits[OURS] / hits[FIXED]
     at_least, most = f"at least {REAL_RATE:g}×", f"at least {REAL_HITS:g}×"
     return [
@@ -146,16 +165,30 @@ def crowded_row(plan: Plan, results: Results) -> Row:
     return Row(name, most, "rollouts", "the mean afterwards", ratio, "at most 1.3×", ratio <= 1.3)
 
 
+def halved_row(plan: Plan, results: Results) -> Row:
+    rate = mean(results[plan], "tokens_per_s")
+    ratio = rate / mean(results[replace(plan, parks=False)], "tokens_per_s")
+    name = f"tools × {plan.tools:g}, half of the KV cache lost: with parking"
+    return Row(name, rate, "tokens/s", "without parking", ratio, "at least 1×", ratio >= 1)
+
+
 def day_rows(plan: Plan, results: Results) -> list[Row]:
     (found,) = results[plan]
+    parked_in_time = found.longest_parked_s < PARK_S + HEARTBEAT_S
     name = f"{plan.hours:g} h, 3 engines, 16 clients, one engine lost and back, a burst of 10×"
     starved = f"{name}: rollouts that those of later groups passed for more than {STARVED_S / 60:g} minutes"
     return [
         Row(starved, found.starved, "rollouts", target="0", holds=found.starved == 0),
         Row(f"{name}: longest time in which late rollouts of earlier groups passed one", found.longest_by_group_s, "s"),
-        Row(f"{name}: longest wait of a turn", found.longest_turn_s, "s"),
+        Row(f"{name}: longest wait of a turn in an engine", found.longest_turn_s, "s"),
+        Row(f"{name}: longest time of a parked turn", found.longest_parked_s, "s", target=PARKED, holds=parked_in_time),
     ]
 
 
 if __name__ == "__main__":
-    main("scheduling", "rollouts on a simulated engine whose KV cache holds 23 contexts", measure)
+    parser = command("scheduling", ABOUT)
+    parser.add_argument(
+        "--part", choices=("simulated", "real"), help="measure only this part, and keep the other's rows"
+    )
+    given = parser.parse_args()
+    report("scheduling", ABOUT, given, partial(measure, given))

@@ -20,6 +20,7 @@ from scheduling_engine import CONTEXT_TOKENS, GROUP, Counts, KvEngine, Prompt, R
 
 from prorl_zmq.brokers.backends.admission_queue import AdmissionQueue
 from prorl_zmq.brokers.backends.backend_heap import BackendHeap
+from prorl_zmq.inference.hosting.parking import Parking
 from prorl_zmq.inference.hosting.room import Held, KvReport, Room
 from prorl_zmq.wire.messages.backends import Assign, Backend
 
@@ -54,6 +55,10 @@ class Plan:
     """The hours at which the first engine is lost, and returns."""
     burst: tuple[float, float, int] | None = None
     """The hours at which a burst begins and ends, and its RUN slots for each engine."""
+    halved: float | None = None
+    """The hour at which the KV caches lose half of their tokens."""
+    parks: bool = True
+    """Whether hosts with a `Room` hold turns back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,8 @@ class Outcome:
     """The same, of later rollouts of groups that came earlier."""
     longest_turn_s: float
     """Most seconds that a turn waited in an engine."""
+    longest_parked_s: float
+    """Most seconds for which a turn was parked, in the whole simulation."""
 
 
 @dataclass(eq=False)
@@ -89,14 +96,25 @@ class _Host:
     name: str
     engine: KvEngine
     room: Room | None
+    parking: Parking[Rollout] | None
     prompts: dict[int, Prompt] = field(default_factory=dict)
     """By group."""
+    parked: dict[Rollout, float] = field(default_factory=dict)
+    """Rollouts whose turn is parked, with the time since."""
+    longest_parked_s: float = 0.0
     ended: int = 0
     contexts: dict[int, int] = field(default_factory=dict)
     """By rollout, the one with the latest turn last."""
     counted: Counts = field(default_factory=Counts)
     """At the last heartbeat."""
     at: float = 0.0
+
+    def arrive(self, rollout: Rollout, began: float, now: float) -> None:
+        """Begin a turn, or hold it back."""
+        if self.parking is not None and self.parking.hold(rollout, rollout.number, began, rollout.context, now):
+            self.parked[rollout] = now
+        else:
+            self.engine.arrive(rollout, now)
 
     def update(self, held: Held, now: float) -> int | None:
         """Return the engine's room after a heartbeat."""
@@ -115,6 +133,9 @@ class _Host:
         while len(self.contexts) > held.rollouts:  # rollouts that ended have been silent for longest
             del self.contexts[next(iter(self.contexts))]
         self.room.update(report, held, self.contexts.values(), now)
+        for rollout in self.parking.update(report, held.rollouts, now) if self.parking is not None else ():
+            self.longest_parked_s = max(self.longest_parked_s, now - self.parked.pop(rollout))
+            self.engine.arrive(rollout, now)
         return self.room.rollouts
 
 
@@ -151,7 +172,7 @@ class Simulation:
         self._live_s = self._counted_at = 0.0
         self._gone = Counts()
         """Of engines that were lost."""
-        self._longest_turn = 0.0
+        self._longest_turn = self._longest_parked = 0.0
 
     def run(self) -> Outcome:
         plan = self._plan
@@ -167,6 +188,8 @@ class Simulation:
             more = (plan.burst[2] - plan.slots) * plan.engines
             self._at(3600 * plan.burst[0], lambda now: self._add_slots(more, now))
             self._at(3600 * plan.burst[1], lambda now: self._add_slots(-more, now))
+        if plan.halved is not None:
+            self._at(3600 * plan.halved, self._halve)
         self._advance(WARM_UP * self._seconds)
         first, live_s, began, most_live = self._counts(), self._live_s, self._counted_at, self._most_live
         self._advance(self._seconds)
@@ -187,6 +210,7 @@ class Simulation:
             longest_passed_s=self._longest_passed,
             longest_by_group_s=self._longest_by_group,
             longest_turn_s=self._longest_turn,
+            longest_parked_s=max(self._longest_parked, *(host.longest_parked_s for host in self._hosts.values())),
         )
 
     def _at(self, when: float, call: Callable[[float], None]) -> None:
@@ -219,7 +243,8 @@ class Simulation:
     def _join(self, name: str, now: float) -> None:
         plan = self._plan
         room = Room(min(plan.slots, MAX_IN_FLIGHT), CONTEXT_TOKENS) if plan.cap is None else None
-        host = self._hosts[name] = _Host(name, KvEngine(), room, at=now)
+        parking = Parking[Rollout]() if room is not None and plan.parks else None
+        host = self._hosts[name] = _Host(name, KvEngine(), room, parking, at=now)
         self._heap.add(Backend(backend_id=name, endpoint=f"ipc:///nowhere/{name}", max_in_flight=MAX_IN_FLIGHT))
         self._heap.set_room(name, plan.cap)
         self._beat(host, now)
@@ -241,13 +266,18 @@ class Simulation:
         for one in Counts.__slots__:
             setattr(self._gone, one, getattr(self._gone, one) + getattr(counts, one))
         self._heap.remove(name)
-        under_way = host.engine.stop_all()
+        self._longest_parked = max(self._longest_parked, host.longest_parked_s)
+        under_way = [*host.engine.stop_all(), *host.parked]
         self._count_live(now)
         for rollout in [rollout for rollout, on in self._on.items() if on is host]:
             del self._on[rollout]
         for rollout in under_way:
             self._enter(rollout, now, has_left=True)
         self._admit(now)
+
+    def _halve(self, _now: float) -> None:
+        for host in self._hosts.values():
+            host.engine.capacity //= 2
 
     def _update_weights(self, now: float) -> None:
         self._version += 1
@@ -290,7 +320,7 @@ class Simulation:
             self._most_live = max(self._most_live, len(self._on))
             self._groups.setdefault(rollout.group, now)
             rollout.prompt = host.prompts.setdefault(rollout.group, Prompt(rollout.prompt.tokens))
-            host.engine.arrive(rollout, now)
+            host.arrive(rollout, self._groups[rollout.group], now)
 
     def _note_order(self, rollout: Rollout, now: float) -> None:
         arrival, has_left = self._entered.pop(rollout)
@@ -316,7 +346,7 @@ class Simulation:
     def _begin_turn(self, rollout: Rollout, now: float) -> None:
         host = self._on.get(rollout)
         if host is not None:
-            host.engine.arrive(rollout, now)
+            host.arrive(rollout, self._groups[rollout.group], now)
         else:  # its engine was lost meanwhile
             self._enter(rollout, now, has_left=True)
             self._admit(now)
