@@ -34,7 +34,11 @@ def explained(
     """Run scenarios, those of one service together unless one is given, and explain each from its folder."""
     for _, group in groupby(sorted(scenarios, key=lambda one: one.service), key=lambda one: one.service):
         same = list(group)
-        with nullcontext(service) if service is not None else StagedService(same[0].processes) as staged:
+        with (
+            nullcontext(service)
+            if service is not None
+            else StagedService(same[0].processes, same[0].schedule) as staged
+        ):
             for scenario in same:
                 out = folder / scenario.name.replace(" ", "-")
                 out.mkdir()
@@ -49,6 +53,8 @@ def meanwhile(scenario: Scenario, service: StagedService) -> tuple[float, Callab
     if scenario.no_backend_s:
         service.drain_engines()
         return scenario.no_backend_s, service.add_engines
+    if scenario.weights_every_s:
+        return 0.0, partial(service.renew_weights, scenario.weights_every_s)
     return KILL_S, partial(service.kill, scenario.kills) if scenario.kills else lambda: None
 
 

@@ -1,7 +1,8 @@
 """Stage processes and engine hosts of bench/explain.py: `explain_process.py CONNECT BACKEND_BROKER RUN_DIR WHAT…`.
 
-Each WHAT is `NODE:ROLE:SLOTS` or `engine:NAME`, and becomes its own process, forked once everything is imported. An
-instance lists the parts of its rollout, and the duration of each part by node and engine.
+Each WHAT is `NODE:ROLE:SLOTS`, `engine:NAME` or `engine:NAME:KV`, the tokens that its KV cache holds, and becomes its
+own process, forked once everything is imported. An instance lists the parts of its rollout, and the duration of each
+part by node and engine.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import asyncio
 import os
 import signal
 import sys
+from collections import OrderedDict
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +28,7 @@ from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.engine import Generation
 from prorl_zmq.inference.hosting.host import EngineHost, HostOptions
+from prorl_zmq.inference.kv_figures import KvFigures
 from prorl_zmq.inference.policy import Policy, PolicyShape
 from prorl_zmq.inference.tokenizer import IM_END, TOOL_CALL, TOOL_CALL_END, decode, encode
 from prorl_zmq.stages.handler import AgentHandler, Evaluation
@@ -41,10 +45,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from prorl_zmq.inference.engine import EngineDescription
     from prorl_zmq.wire.messages.jobs import Sampling
 
 QUICK_S = 0.03
 """What a part takes that is not made slow."""
+CONTEXT_TOKENS = 4_096
+"""Of engines with a KV cache; at first half of it counts as the mean context."""
+COMMON_TOKENS = 16
+"""The beginning that all prompts share."""
 
 
 class Staged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,6 +74,10 @@ class Staged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine_times: dict[str, float] = {}
     one_by_one: bool = False
     """Engines serve one request at a time."""
+    context: int = 0
+    """Characters that are added to the prompt, each a token."""
+    token_s: float = 0.0
+    """What an engine takes for each prompt token that it has not cached; it computes one prompt at a time."""
     fails: str = ""
     """A file whose absence says that RUN has yet to fail, after its work."""
 
@@ -121,7 +134,8 @@ class StagedHandler(AgentHandler[Staged]):
             tools += Toolbox(phase.sandbox, ("bash",)).tools(phase.data["sessions"])
         times = staged.node_times.get(self._node, 1.0)
         wanted = {"tools": {name: seconds * times for name, seconds in staged.tools.items()}, "s": staged.engine_s}
-        wanted |= {"times": staged.engine_times, "one_by_one": staged.one_by_one}
+        wanted |= {"times": staged.engine_times, "one_by_one": staged.one_by_one, "token_s": staged.token_s}
+        wanted |= {"context": "x" * staged.context}
         await phase.converse([ChatMessage(Role.USER, msgspec.json.encode(wanted).decode())], tools)
         if staged.fails and _first_time(Path(staged.fails)):
             raise SandboxFailed("the disk is on fire")
@@ -149,20 +163,47 @@ class OtherHandler(StagedHandler):
 
 
 class StagedEngine(EmbeddedEngine):
-    """An embedded engine in all but what it says: it calls the tools, then ends."""
+    """An embedded engine in all but what it says: it calls the tools, then ends.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        name: its name in an instance's `engine_times`.
+        kv_tokens: what its prefix cache holds, from which the conversation without a turn for longest is dropped; 0: it
+            has none.
+    """
+
+    def __init__(self, name: str, kv_tokens: int = 0) -> None:
         super().__init__(Policy.initial(PolicyShape(), seed=0))
         self._name = name
         self._turn = asyncio.Lock()
+        self._kv_tokens = kv_tokens
+        self._cache: OrderedDict[str, int] = OrderedDict()
+        """The tokens of each job that are cached, the last one used at the end."""
+        self._waiting = 0
+
+    @property
+    def description(self) -> EngineDescription:
+        """That of an embedded engine, with figures of its cache if it has one, and the context of the runs."""
+        described = super().description
+        return replace(described, kv=True, context_tokens=CONTEXT_TOKENS) if self._kv_tokens else described
+
+    def kv_figures(self, now: float) -> KvFigures:
+        """Return what the cache holds: only running requests use it."""
+        del now
+        return KvFigures(self._kv_tokens, 0.0, 0, self._waiting)
+
+    async def set_weight_version(self, weight_version: int) -> None:
+        """Take new weights, with which nothing is cached."""
+        await super().set_weight_version(weight_version)
+        self._cache.clear()
 
     async def generate(
         self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int], job_id: str
     ) -> Generation:
         """Say what comes next, as late as the prompt asks for."""
-        del sampling, stop_token_ids, job_id
+        del sampling, stop_token_ids
         conversation = decode(token_ids)
         wanted = msgspec.json.decode(conversation.partition("<|im_start|>user\n")[2].partition("<|im_end|>")[0])
+        cached = await self._compute(job_id, len(token_ids), wanted["token_s"])
         seconds = wanted["s"] * wanted["times"].get(self._name, 1.0)
         if wanted["one_by_one"]:
             async with self._turn:
@@ -172,8 +213,27 @@ class StagedEngine(EmbeddedEngine):
         first = "<|im_start|>tool" not in conversation and "<tool_response>" not in conversation
         pieces = [_call(name, s) for name, s in wanted["tools"].items()] if first else [encode("Done.")]
         ids = np.concatenate([*pieces, [IM_END]]).astype(np.int32)
+        self._keep(job_id, len(token_ids) + len(ids))
         span = VersionSpan(self.weight_version, 0, len(ids))
-        return Generation(ids, np.zeros(len(ids), np.float32), (span,), "stop")
+        return Generation(ids, np.zeros(len(ids), np.float32), (span,), "stop", cached)
+
+    async def _compute(self, job_id: str, prompt_tokens: int, token_s: float) -> int:
+        """Compute what is not cached of a prompt, after the prompts before it; return the cached tokens."""
+        self._waiting += 1
+        try:
+            async with self._turn:
+                cached = self._cache.get(job_id, COMMON_TOKENS if self._cache else 0)
+                self._keep(job_id, prompt_tokens)
+                await asyncio.sleep((prompt_tokens - cached) * token_s)
+        finally:
+            self._waiting -= 1
+        return cached
+
+    def _keep(self, job_id: str, tokens: int) -> None:
+        self._cache[job_id] = tokens
+        self._cache.move_to_end(job_id)
+        while sum(self._cache.values()) > self._kv_tokens:
+            self._cache.popitem(last=False)
 
 
 def _call(name: str, seconds: float) -> NDArray[np.int32]:
@@ -182,18 +242,19 @@ def _call(name: str, seconds: float) -> NDArray[np.int32]:
     return np.concatenate([[TOOL_CALL], encode(call), [TOOL_CALL_END]]).astype(np.int32)
 
 
-async def serve_engine(name: str, backend_broker: str, run_dir: str) -> None:
+async def serve_engine(name: str, kv_tokens: int, backend_broker: str, run_dir: str) -> None:
     """Serve an engine until SIGTERM."""
     stop = asyncio.Event()
     with stop_signals(stop.set), zmq.Context() as context:
         options = HostOptions(endpoint=f"ipc://{run_dir}/{name}", backend_broker=backend_broker, backend_id=name)
-        await EngineHost(context, StagedEngine(name), options).run(stop)
+        await EngineHost(context, StagedEngine(name, kv_tokens), options).run(stop)
 
 
 def serve(what: str, connect: str, backend_broker: str, run_dir: str) -> None:
     """Be one of the processes."""
     if what.startswith("engine:"):
-        uvloop.run(serve_engine(what.partition(":")[2], backend_broker, run_dir))
+        name, _, kv_tokens = what.removeprefix("engine:").partition(":")
+        uvloop.run(serve_engine(name, int(kv_tokens or 0), backend_broker, run_dir))
         return
     node, role, slots = what.split(":")
     options = StageOptions(

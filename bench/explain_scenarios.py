@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
@@ -30,6 +30,18 @@ def layout(*nodes: str, **few: int) -> tuple[str, ...]:
 
 
 ONE, TWO = layout("node-0"), layout("node-0", "node-1")
+CONTEXT = 2_000
+"""Tokens of a rollout's prompt, where engines have a KV cache."""
+
+
+def with_kv(contexts: float) -> tuple[str, ...]:
+    """Return the processes of a service with one engine, whose KV cache holds so many of these contexts."""
+    return (*ONE[: -len(ENGINES)], f"engine:engine-0:{round(contexts * 1.2 * CONTEXT)}")
+
+
+TINY_KV, SMALL_KV, LARGE_KV = with_kv(2.5), with_kv(3), with_kv(30)
+LONG: dict[str, Any] = {"context": CONTEXT, "token_s": 25e-6, "tools": {"search": 0.15}}
+"""Rollouts that fill a KV cache; each prompt token takes so long."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +62,15 @@ class Scenario:
     """A process that is killed meanwhile."""
     no_backend_s: float = 0.0
     """For so long at the beginning, engines take no jobs."""
+    schedule: Literal["kv", "slots"] = "kv"
+    weights_every_s: float = 0.0
+    """How often engines take new weights; 0: never."""
 
     @property
     def service(self) -> tuple[str, ...]:
-        """Runs of which this is the same may share a service; of one that kills or warms its processes it is not."""
-        return (*self.processes, self.name) if self.kills or self.kind == "cold" else self.processes
+        """Runs of which this is the same may share a service; of one that changes its processes it is not."""
+        changes = self.kills or self.weights_every_s or self.kind == "cold"
+        return (*self.processes, self.schedule, *((self.name,) if changes else ()))
 
     def is_named(self, explanation: Explanation) -> bool:
         """Tell whether an explanation names it."""
@@ -225,4 +241,16 @@ SCENARIOS = (
     ),
     Scenario("engines are not ready", "engine", "backend", all_alike(24), no_backend_s=1.5),
     Scenario("all parts take about as long", "nothing", "nothing", balanced),
+    Scenario(
+        "a KV cache does not hold the contexts", "kv", "engine-0", all_alike(40, **LONG), SMALL_KV, schedule="slots"
+    ),
+    Scenario("engines have no room for more rollouts", "engine", "room", all_alike(40, **LONG), TINY_KV),
+    Scenario(
+        "engines are slow, and new weights empty their caches",
+        "engine",
+        "engine",
+        all_alike(40, **LONG),
+        LARGE_KV,
+        weights_every_s=0.1,
+    ),
 )

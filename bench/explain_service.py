@@ -11,8 +11,9 @@ import tempfile
 import threading
 import time
 from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import msgspec
 
@@ -22,7 +23,7 @@ from prorl_zmq.brokers.journal.journal import Journal
 from prorl_zmq.brokers.rollout.rollout_broker import RolloutBroker
 from prorl_zmq.client.submission import Submission
 from prorl_zmq.client.trace_log import TraceLog
-from prorl_zmq.config import RolloutBrokerSettings, ServiceSettings, Topology, own_run_dir
+from prorl_zmq.config import BackendBrokerSettings, RolloutBrokerSettings, ServiceSettings, Topology, own_run_dir
 from prorl_zmq.system.processes import die_with_parent
 
 if TYPE_CHECKING:
@@ -40,12 +41,17 @@ class StagedService:
 
     Args:
         processes: what there is of them (see `explain_process`).
+        schedule: what limits the jobs of a backend.
     """
 
-    def __init__(self, processes: Sequence[str]) -> None:
+    def __init__(self, processes: Sequence[str], schedule: Literal["kv", "slots"] = "kv") -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="prorl-x-")
         self.folder = own_run_dir(Path(self._folder.name))
-        topology = Topology(service=ServiceSettings(run_dir=str(self.folder)), rollout_broker=SETTINGS)
+        topology = Topology(
+            service=ServiceSettings(run_dir=str(self.folder)),
+            rollout_broker=SETTINGS,
+            backend_broker=BackendBrokerSettings(schedule=schedule),
+        )
         self.front_door = topology.endpoint(SETTINGS.front_door)
         self._brokers = [BackendBroker(topology, None), RolloutBroker(topology, Journal())]
         self._threads = [threading.Thread(target=broker.run) for broker in self._brokers]
@@ -53,6 +59,8 @@ class StagedService:
         self._processes = tuple(processes)
         self._child: subprocess.Popen[str] | None = None
         self._pids: dict[str, int] = {}
+        self._renewing: threading.Thread | None = None
+        self._ending = threading.Event()
 
     def __enter__(self) -> Self:
         for thread in self._threads:
@@ -65,6 +73,9 @@ class StagedService:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        if self._renewing is not None:
+            self._renewing.join(20)
         if self._child is not None:
             self._child.terminate()
             self._child.wait(20)
@@ -90,6 +101,19 @@ class StagedService:
         with RolloutClient(self.front_door) as client:
             for status in client.backends.list():
                 client.backends.add(status.backend)
+
+    def renew_weights(self, every_s: float) -> None:
+        """Have the engines take new weights every so often, until the service ends."""
+
+        def renew() -> None:
+            with RolloutClient(self.front_door) as client:
+                for version in count(1):
+                    if self._ending.wait(every_s):
+                        return
+                    client.set_weight_version(version)
+
+        self._renewing = threading.Thread(target=renew)
+        self._renewing.start()
 
     def run(
         self,

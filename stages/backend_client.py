@@ -96,11 +96,12 @@ class BackendClient:
         *,
         leaving: str = "",
         model: str = POLICY,
+        on_waited: Callable[[float], None] = lambda _seconds: None,
     ) -> Backend:
         """Return the job's backend of a model, waiting as long as the job allows.
 
         The wait counts from when no backend is starting, and ready ones have room; `on_starting` is called if that is
-        not the case yet.
+        not the case yet, and `on_waited` with the seconds for which ready ones had no room.
 
         A job that is `leaving` its backend gets another one; the same, when it may be tried, if it is alone.
         """
@@ -127,6 +128,8 @@ class BackendClient:
             raise InternalError(f"the backend broker answered an assignment with {type(reply).__name__}")
         self._held.assigned(holder_id, attempt, reply.backend.backend_id, reply.pinned)
         self._began[holder_id] = min(self._began.get(holder_id, math.inf), time.monotonic() - reply.group_age_s)
+        if reply.room_wait_s:
+            on_waited(reply.room_wait_s)
         return reply.backend
 
     async def tokenizers(self) -> set[str]:

@@ -14,7 +14,7 @@ from ..data.conversations import finite_reward
 from ..data.trajectory import TrajectoryBuilder
 from ..errors import HandlerFailed
 from ..wire.messages.base import TIMINGS_LIMIT
-from ..wire.messages.jobs import MAIN, STEPS_LIMIT, ConversationPart, Step
+from ..wire.messages.jobs import MAIN, STEPS_LIMIT, ConversationPart, Step, StepTokens
 
 if TYPE_CHECKING:
     import asyncio
@@ -251,16 +251,15 @@ class Episode:
         """Return the record of a conversation that is not trained: counts of its own, times in common."""
         return Episode(timings=self.timings, steps=self.steps, began=self.began)
 
-    def spent(self, what: str, since: float, turn: int | None = None) -> None:
+    def spent(self, what: str, since: float, turn: int | None = None, tokens: StepTokens | None = None) -> None:
         """Add the time since `since` (monotonic clock) to a timing and to the steps, of a turn or the latest one."""
         seconds = time.monotonic() - since
         if what not in self.timings and len(self.timings) >= MOST_TIMINGS:
             what = OTHER_TOOLS
         self.timings[what] = self.timings.get(what, 0.0) + seconds
         if seconds >= STEP_S and len(self.steps) < STEPS_LIMIT:
-            self.steps.append(
-                Step(what, self.metrics["turns"] if turn is None else turn, max(0.0, since - self.began), seconds)
-            )
+            turn = self.metrics["turns"] if turn is None else turn
+            self.steps.append(Step(what, turn, max(0.0, since - self.began), seconds, tokens))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -110,6 +110,8 @@ class JobBackend:
     record: tuple[str, ...] = ()
     """What each generation records (see `Job.record`)."""
     current: Backend | None = None
+    room_wait_s: float = 0.0
+    """How long the job waited while ready backends of the model had no room for it."""
     _context_tokens: int = 0
     """The longest prompt so far, with its answer."""
     _reported: EngineFailed | None = None
@@ -120,8 +122,12 @@ class JobBackend:
         """Return the backend, waiting for one as long as the job allows; see `BackendClient.assign`."""
         if self.current is None:
             with self._clock.stopping() as stop, span("assign backend"):
-                self.current = await self._backends.assign(self._job, self._attempt, stop, model=self.model)
+                asked = self._job, self._attempt, stop
+                self.current = await self._backends.assign(*asked, model=self.model, on_waited=self._waited)
         return self.current
+
+    def _waited(self, seconds: float) -> None:
+        self.room_wait_s += seconds
 
     async def generate(
         self,
@@ -140,8 +146,12 @@ class JobBackend:
         asked = self.record if record is None else record
         more: dict[str, Any] = {"wanted": Wanted(asked, rows_known)} if asked else {}
 
+        waited_before_s = math.inf
+
         async def generate(backend: Backend) -> Generation:
-            began = time.monotonic()
+            nonlocal waited_before_s
+            waited_before_s = min(waited_before_s, self.room_wait_s)
+            moved_s, began = self.room_wait_s - waited_before_s, time.monotonic()
             named = {**more, **self._adapter(backend)}
             age_s = self._backends.age_s(job.job_id, self.model)
             with self._clock.stopping() as stop:
@@ -154,7 +164,7 @@ class JobBackend:
                 )
             GENERATE_SECONDS.observe(time.monotonic() - began, backend.backend_id)
             self._context_tokens = max(self._context_tokens, len(token_ids) + len(done.token_ids))
-            return done
+            return replace(done, room_wait_s=moved_s) if moved_s else done
 
         return await self._answered(generate)
 
@@ -282,7 +292,10 @@ class JobBackend:
 
         with self._clock.stopping() as stop:
             other = await self._backends.assign(
-                self._job, self._attempt, on_starting, leaving=leaving, model=self.model
+                *(self._job, self._attempt, on_starting),
+                leaving=leaving,
+                model=self.model,
+                on_waited=self._waited,
             )
         return other, max(0.0, time.monotonic() - stopped)
 

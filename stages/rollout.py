@@ -356,8 +356,10 @@ class Rollout:
         parser_url = backend.chat.parser_url if self._is_led or self._serves else ""
         chat = await self._chat(msgspec.structs.replace(backend.chat, parser_url=parser_url))
         self._acting_since = time.monotonic()
-        if waited_s >= BACKEND_WAIT_S:
-            episode.timings["backend"] = waited_s
+        room_s = min(self.backend.room_wait_s, waited_s)
+        for what, seconds in (("backend", waited_s - room_s), ("room", room_s)):
+            if seconds >= BACKEND_WAIT_S:
+                episode.timings[what] = seconds
         generate, context = self.backend.generate, backend.context_tokens
         others = self.other_models() if (self._is_led or self._serves) and self._job.models else None
         return JobPolicy(generate, chat, context, self._job, episode, parser_url, others, more)

@@ -15,6 +15,7 @@ from ..errors import EngineFailed
 from ..inference.engine import Generation
 from ..inference.records import joined_records
 from ..wire.messages.engines import VersionSpan
+from ..wire.messages.jobs import StepTokens
 from ..wire.records import EXPERTS
 
 if TYPE_CHECKING:
@@ -87,14 +88,18 @@ class TurnSampler:
     ) -> Generation:
         sampling = msgspec.structs.replace(self.sampling, max_tokens=max_tokens, seed=seed)
         rows = (rows_known,) if rows_known else ()
-        started = time.monotonic()
+        episode, started, tokens = self.policy.episode, time.monotonic(), None
         try:
-            generation = await self.policy.generate(prompt, sampling, self._stop_token_ids(), *rows)
+            done = await self.policy.generate(prompt, sampling, self._stop_token_ids(), *rows)
+            if done.room_wait_s:
+                started += done.room_wait_s
+                episode.timings["room"] = episode.timings.get("room", 0.0) + done.room_wait_s
+            tokens = StepTokens(len(prompt), done.cached_tokens, done.again_tokens, len(done.token_ids))
         finally:
-            self.policy.episode.spent("engine", started, number)
-        self.policy.episode.metrics["prompt_tokens"] += len(prompt)
-        self.policy.episode.metrics["cached_tokens"] += generation.cached_tokens
-        return self._ended(generation, max_tokens, len(prompt) - rows_known)
+            episode.spent("engine", started, number, tokens)
+        episode.metrics["prompt_tokens"] += len(prompt)
+        episode.metrics["cached_tokens"] += done.cached_tokens
+        return self._ended(done, max_tokens, len(prompt) - rows_known)
 
     def _stop_token_ids(self) -> Sequence[int]:
         of_chat = self.policy.chat.stop_token_ids if self.turn_ends else ()

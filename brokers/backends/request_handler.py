@@ -9,16 +9,15 @@ expires gets such a backend rather than an error. Each model has a queue of its 
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from ...errors import ModelInUse, NoBackend, ProrlError
-from ...metrics.catalog import BACKEND_ASSIGNED, BACKEND_FAILURES
+from ...metrics.catalog import BACKEND_ASSIGNED, BACKEND_FAILURES, BACKEND_WAIT_SECONDS
 from ...system.logs import of_job
 from ...wire.messages.backends import (
     AdapterModel,
@@ -51,6 +50,7 @@ from .backend_probation import Probation
 from .backend_registry import BackendRegistry
 from .context_means import ContextMeans
 from .engine_starts import EngineStarts
+from .room_waits import RoomWaits
 from .wanted_weights import ModelUpdates
 from .weight_calls import Answer
 from .weight_requests import WeightRequests
@@ -73,6 +73,8 @@ class _Waiting:
     envelope: Sequence[Frame]
     request: Assign
     since: float
+    closed_s: float = 0.0
+    """The wait for room of its queue when it came."""
 
 
 class _Want(NamedTuple):
@@ -105,8 +107,7 @@ class BackendRequestHandler:
         self._lease_s = lease_s
         self._waiting: dict[_Want, AdmissionQueue[_Waiting]] = {}
         """The queues; blank ones are removed."""
-        self._closed: dict[_Want, float] = {}
-        """When the jobs of a queue last waited for room, as of the last `_look`."""
+        self._room_waits = RoomWaits[_Want]()
         self._contexts = ContextMeans()
         self._owners: dict[str, float] = {}
 
@@ -180,16 +181,16 @@ class BackendRequestHandler:
     def _look(self, now: float) -> None:
         """Record for which queues a backend is coming; call this before any change."""
         self._starts.look(now)
-        for want, queue in self._waiting.items():
-            if len(queue) and self.heap.lacks_room(*want):
-                self._closed[want] = now
+        if self._waiting:
+            closed = [want for want, queue in self._waiting.items() if len(queue) and self.heap.lacks_room(*want)]
+            self._room_waits.look(closed, now)
 
     def _is_coming(self, want: _Want) -> bool:
         """Return whether no wait expires: a backend is starting, or ready ones have no room yet."""
         return self._starts.is_starting(self.heap.adapters.base(want.model)) or self.heap.lacks_room(*want)
 
     def _until(self, want: _Want, waiting: _Waiting) -> float:
-        last = max(self._starts.last(self.heap.adapters.base(want.model)), self._closed.get(want, -math.inf))
+        last = max(self._starts.last(self.heap.adapters.base(want.model)), self._room_waits.last(want))
         return max(waiting.since, last) + waiting.request.wait_s
 
     def _ready_answers(self, now: float) -> list[Answer]:
@@ -274,7 +275,7 @@ class BackendRequestHandler:
                 raise ModelInUse(f"{jobs} jobs use the model {model}; cancel them, or wait", model=model, jobs=jobs)
             for want in [want for want in self._waiting if want.model == model]:
                 del self._waiting[want]
-                self._closed.pop(want, None)
+                self._room_waits.forget(want)
         return self.weights.handle(envelope, request, now)
 
     def _described(self, status: BackendStatus, now: float) -> BackendStatus:
@@ -341,7 +342,7 @@ class BackendRequestHandler:
             if waiting.request.attempt > request.attempt:
                 return None
             if waiting.request.attempt == request.attempt and before == want:  # the wait counts from the first request
-                again = _Waiting(envelope, _settled(request), waiting.since)
+                again = replace(waiting, envelope=envelope, request=_settled(request))
                 self._waiting[want].enter(job_id, request.group_id, again, now)
                 return self._wait_longer(request, want)
             self._forget_waiting(before, job_id)
@@ -349,7 +350,8 @@ class BackendRequestHandler:
         if assigned is None and not request.named and request.model not in self._models():
             return self._at_last(_Waiting(envelope, msgspec.structs.replace(request, wait_s=0.0), now), now)
         if assigned is None:
-            entered = _Waiting(envelope, _settled(request), now)
+            self._room_waits.look((), now)
+            entered = _Waiting(envelope, _settled(request), now, self._room_waits.seconds(want))
             self._queue(want).enter(job_id, request.group_id, entered, now, has_left=bool(request.leaving))
             return self._wait_longer(request, want)
         return assigned
@@ -419,7 +421,7 @@ class BackendRequestHandler:
     def _remove_blank(self, want: _Want) -> None:
         if want in self._waiting and self._waiting[want].is_blank:
             del self._waiting[want]
-            self._closed.pop(want, None)
+            self._room_waits.forget(want)
 
     def _serve_waiting(self, now: float) -> list[Answer]:
         answers: list[Answer] = []
@@ -436,11 +438,19 @@ class BackendRequestHandler:
                         break
                     queue.withdraw(job_id)
                     self._owners.setdefault(waiting.request.owner, now)  # the owner may have fallen silent meanwhile
-                    answers.append(Answer(waiting.envelope, assigned))
+                    answers.append(Answer(waiting.envelope, self._with_wait(assigned, want, waiting)))
             if len(answers) > served:
                 self._waiting[want] = self._waiting.pop(want)  # last, as others may wait for the same backends
                 self._remove_blank(want)
         return answers
+
+    def _with_wait(self, assigned: Assigned, want: _Want, waiting: _Waiting) -> Assigned:
+        """Return an answer with the time for which the job waited for room."""
+        waited_s = self._room_waits.seconds(want) - waiting.closed_s
+        if waited_s <= 0:
+            return assigned
+        BACKEND_WAIT_SECONDS.observe(waited_s, want.model)
+        return msgspec.structs.replace(assigned, room_wait_s=waited_s)
 
     def _at_last(self, waiting: _Waiting, now: float) -> Assigned | Refused:
         request = waiting.request

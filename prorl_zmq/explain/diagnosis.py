@@ -1,10 +1,10 @@
 """`diagnose`: finds what bounded a run or batch, how sure that is, and how long it would have taken without it.
 
 Structural suspects are the parts of the critical path: a stage, the engines, a tool; `suspects` finds the others. The
-run is replayed without each suspect, and the saved time decides. A cross-cut (a slow node, backend or task, losses,
-cold INITs or RUNs) is named before the leading part that contains it, since it says more. A stage is named for its
-slots if it has few and jobs wait for them. A part that leads the critical path is named even if the replay saves little
-without it, with that doubt.
+run is replayed without each suspect, and the saved time decides. A cross-cut (a slow node, backend or task, a small KV
+cache, losses, cold INITs or RUNs) is named before the leading part that contains it, since it says more. A stage is
+named for its slots if it has few and jobs wait for them. A part that leads the critical path is named even if the
+replay saves little without it, with that doubt.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..wire.messages.jobs import Outcome, Phase
 from .critical_path import critical_path
 from .explanation import Explanation, Finding, PartRow, StageRow
-from .parts import BACKEND, WORKING, is_work, stage_of, work_name
+from .parts import BACKEND, ROOM, WORKING, is_work, stage_of, work_name
 from .replay import Change, replay
 from .sentences import GAIN, LEADING, SATURATED, sentences, use_sentence
 from .suspects import Kind, Suspect, suspects
@@ -110,8 +110,8 @@ def _structural(recording: Recording, part: str) -> tuple[Suspect, ...]:
     stage = stage_of(part)
     use = recording.use[Phase(stage.lower())]
     most = max(other.slots for other in recording.use.values() if other.stage in (use.stage, *WORKING))
-    kind: Kind = "engine" if part in ("engine", BACKEND) else "tool" if part.startswith("tool.") else "stage"
-    name = part.removeprefix("tool.") if kind != "stage" else stage  # `engine`, or that there is none
+    kind: Kind = "engine" if part in ("engine", BACKEND, ROOM) else "tool" if part.startswith("tool.") else "stage"
+    name = part.removeprefix("tool.") if kind != "stage" else stage  # `engine`, or that none is ready or has room
     itself = Suspect(kind, name, use_sentence(use), Change(partial(_without, part)), stage=stage, part=part)
     if use.waiting_share < SATURATED or 2 * use.slots > most:
         return (itself,)
@@ -194,6 +194,8 @@ def _doubts(recording: Recording, calibration: float, chosen: _Weighed | None, r
 
 
 def _label(suspect: Suspect) -> str:
+    if suspect.kind == "kv":
+        return f"the KV cache of backend {suspect.name}"
     return work_name(suspect.part) if suspect.kind in ("stage", "engine", "tool") else f"{suspect.kind} {suspect.name}"
 
 

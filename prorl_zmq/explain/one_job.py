@@ -16,6 +16,7 @@ import msgspec
 from ..system.duration import duration
 from ..wire.messages.base import POLICY
 from ..wire.messages.jobs import Outcome
+from .kv_loss import SHARE
 from .parts import HANDOVER, WAIT, median_parts, work_name
 from .suspects import suspects
 
@@ -147,6 +148,10 @@ def _reasons(job: Rollout, peers: list[Rollout], slow: list[Suspect]) -> list[st
     if job.outcome not in (None, Outcome.COMPLETED):
         reasons.append(f"it ended as {job.outcome}" + (f" ({job.code})" if job.code else ""))
     reasons += [one.evidence for one in slow]
+    again_tokens, prompt_tokens = job.again_tokens
+    if again_tokens > SHARE * prompt_tokens:
+        share = again_tokens / prompt_tokens
+        reasons.append(f"the engine computed {share:.0%} of its prompt tokens again, which it had cached")
     if len(peers) >= LEAST_PEERS:
         for what, own, usual in (
             ("turns", job.turns, median(one.turns for one in peers)),

@@ -14,6 +14,8 @@ OWN_CODE = "own code"
 """The rest of RUN besides its timings: the task's code."""
 BACKEND = "backend"
 """The wait for a backend, as in a result's timings."""
+ROOM = "room"
+"""The wait for room in an engine whose KV cache is full, likewise."""
 CLIENT, HANDOVER = "client", "handover"
 """The wait for the client's next submission; the way from one process to the next."""
 WAIT = "wait for "
@@ -42,6 +44,7 @@ def work_name(part: str) -> str:
         "engine": "engine time",
         "chat": "chat template",
         BACKEND: "the wait for a backend",
+        ROOM: "the wait for room",
         OWN_CODE: "RUN's own code",
         CLIENT: "the client",
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..wire.messages.base import POLICY
 from ..wire.messages.jobs import Outcome, Phase
@@ -18,10 +18,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ..wire.messages.front_door import JobTrace, Span
-    from ..wire.messages.jobs import Result, Step
+    from ..wire.messages.jobs import Result, Step, StepTokens
 
 NO_PARTS = frozenset({*Phase, *(f"{phase}_queue" for phase in Phase)})
 """Timings of a result that are not part of RUN."""
+
+
+class EngineCall(NamedTuple):
+    """One generation."""
+
+    began: float
+    ended: float
+    tokens: StepTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +49,8 @@ class Work:
     """The error's code if it had to be repeated; empty: it counts."""
     failed: bool = False
     """Whether that error occurred in it."""
+    calls: tuple[EngineCall, ...] = ()
+    """Its generations, as far as they were recorded."""
 
     @property
     def seconds(self) -> float:
@@ -88,6 +98,12 @@ class Rollout:
     def worked_s(self) -> float:
         return sum(work.seconds for work in self.counted)
 
+    @property
+    def again_tokens(self) -> tuple[int, int]:
+        """The prompt tokens that its engine computed again, and all prompt tokens."""
+        tokens = [call.tokens for work in self.counted for call in work.calls]
+        return sum(one.again for one in tokens), sum(one.prompt for one in tokens)
+
     def parts(self) -> dict[str, float]:
         """Return the seconds of works that count, by part."""
         parts: dict[str, float] = {}
@@ -117,8 +133,11 @@ def rollout_of(trace: JobTrace, result: Result | None = None) -> Rollout:
             works.append(_work(span, waiting, trace.accepted_at, now))
             waiting, attempt = None, span.attempt
     timings = {name: s for name, s in result.timings.items() if name not in NO_PARTS} if result is not None else {}
-    if timings:
-        works = [_divided(work, timings) if work.phase == Phase.RUN and not work.lost else work for work in works]
+    if timings and result is not None:
+        steps = result.steps
+        works = [
+            _divided(work, timings, steps) if work.phase == Phase.RUN and not work.lost else work for work in works
+        ]
     error = trace.error if trace.error is not None else result.error if result is not None else None
     return Rollout(
         job_id=trace.job_id,
@@ -152,7 +171,13 @@ def within(rollout: Rollout, began: float, ended: float = math.inf) -> Rollout:
 def shifted(rollout: Rollout, by_s: float) -> Rollout:
     """Return a rollout with its times shifted to another clock."""
     works = tuple(
-        replace(one, queued_at=one.queued_at + by_s, began=one.began + by_s, ended=one.ended + by_s)
+        replace(
+            one,
+            queued_at=one.queued_at + by_s,
+            began=one.began + by_s,
+            ended=one.ended + by_s,
+            calls=tuple(call._replace(began=call.began + by_s, ended=call.ended + by_s) for call in one.calls),
+        )
         for one in rollout.works
     )
     return replace(
@@ -169,7 +194,8 @@ def _within(work: Work, since: float, until: float) -> Work:
     began, ended = max(since, work.began), min(until, work.ended)
     share = (ended - began) / work.seconds if work.seconds else 1.0
     parts = {part: seconds * share for part, seconds in work.parts.items()}
-    return replace(work, queued_at=max(since, work.queued_at), began=began, ended=ended, parts=parts)
+    calls = tuple(call for call in work.calls if began <= call.ended <= ended)
+    return replace(work, queued_at=max(since, work.queued_at), began=began, ended=ended, parts=parts, calls=calls)
 
 
 def _work(span: Span, queued: Span | None, accepted: float, now: float) -> Work:
@@ -196,9 +222,11 @@ def _lost(works: list[Work], again: Span, spans: Sequence[Span]) -> list[Work]:
     return [*lost[:-1], replace(lost[-1], failed=True)]
 
 
-def _divided(work: Work, timings: Mapping[str, float]) -> Work:
-    """Divide a RUN by its timings, scaled down if they overlapped."""
+def _divided(work: Work, timings: Mapping[str, float], steps: Sequence[Step]) -> Work:
+    """Divide a RUN by its timings, scaled down if they overlapped, and add the generations among its steps."""
     known = sum(timings.values())
     scale = min(1.0, work.seconds / known) if known > 0 else 0.0
     parts = {name: seconds * scale for name, seconds in timings.items()}
-    return replace(work, parts={**parts, OWN_CODE: max(0.0, work.seconds - known * scale)})
+    starts = ((work.began + step.start_s, step) for step in steps)
+    calls = tuple(EngineCall(at, at + one.seconds, one.tokens) for at, one in starts if one.tokens is not None)
+    return replace(work, parts={**parts, OWN_CODE: max(0.0, work.seconds - known * scale)}, calls=calls)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..system.duration import duration
-from .parts import BACKEND, is_work, stage_of, work_name
+from .parts import BACKEND, ROOM, is_work, stage_of, work_name
 
 if TYPE_CHECKING:
     from .critical_path import CriticalPath
@@ -48,6 +48,7 @@ def sentences(
         "task": f"The task {name} bounded {of}, which took {took}{_most_of_all(found, share)}",
         "node": f"The node {name} bounded {of}, which took {took}: its {work_name(found.part)} is slow",
         "backend": f"The backend {name} bounded {of}, which took {took}: it is slower than its peers",
+        "kv": f"The KV cache of backend {name} bounded {of}, which took {took}: it is too small for its rollouts",
         "losses": f"Lost work bounded {of}, which took {took}: {found.stage} failed with {name}",
         "straggler": f"{_long(len(found.job_ids))} bounded {of}, which took {took}, by {work_name(found.part)}",
         "cold": f"Cold {name}s bounded {of}, which took {took}",
@@ -60,6 +61,7 @@ def sentences(
         "client": "With all rollouts submitted at the beginning",
         "node": "With that node like its peers",
         "backend": "With that backend like its peers",
+        "kv": 'With room for their contexts (fewer slots or `schedule = "kv"`, more engines, or shorter contexts)',
         "task": "With that task like the others",
         "straggler": "With these like the median",
         "losses": "Without the losses",
@@ -69,7 +71,8 @@ def sentences(
 
 
 def _engines(part: str) -> str:
-    return "That no backend was ready with room for more rollouts" if part == BACKEND else "Engine time"
+    whats = {BACKEND: "That no backend was ready", ROOM: "That no engine had room for more rollouts"}
+    return whats.get(part, "Engine time")
 
 
 def _most_of_all(found: Finding, share: float) -> str:

@@ -1,8 +1,9 @@
 """Suspects other than the stages: each with the change that would undo it. The replay decides which one matters.
 
-A slow node or backend (against its peers), a slow task (against the others), lost attempts, a few rollouts that last
-much longer than others of their task, first INITs of a node (images not loaded yet), first RUNs of a stage process
-(tokenizer not loaded yet), and a client that submits too slowly.
+A slow node or backend (against its peers), a slow task (against the others), lost attempts, a backend that computes
+prefixes again (its KV cache is too small), a few rollouts that last much longer than others of their task, first INITs
+of a node (images not loaded yet), first RUNs of a stage process (tokenizer not loaded yet), and a client that submits
+too slowly.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING, Literal
 
 from ..system.duration import duration
 from ..wire.messages.jobs import Phase
-from .parts import BACKEND, OWN_CODE, WORKING, stage_of, work_name
+from .kv_loss import kv_losses
+from .parts import BACKEND, OWN_CODE, ROOM, WORKING, stage_of, work_name
 from .peers import LEAST, Like, Slow, slower
 from .replay import Change, Factor
 from .rollout import medians
@@ -28,7 +30,19 @@ if TYPE_CHECKING:
     from .rollout import Rollout, Work
 
 Kind = Literal[
-    "stage", "slots", "engine", "tool", "task", "node", "backend", "losses", "straggler", "cold", "client", "nothing"
+    "stage",
+    "slots",
+    "engine",
+    "tool",
+    "task",
+    "node",
+    "backend",
+    "kv",
+    "losses",
+    "straggler",
+    "cold",
+    "client",
+    "nothing",
 ]
 LONG = 3.0
 """Ratio to the median from which a rollout is a straggler, and a first work cold."""
@@ -59,7 +73,17 @@ class Suspect:
 
 def suspects(recording: Recording) -> list[Suspect]:
     finders: tuple[Callable[[Recording], Iterator[Suspect]], ...] = (
-        *(_losses, _slow_nodes, _slow_backends, _cold_inits, _cold_runs, _slow_tasks, _stragglers, _client),
+        *(
+            _losses,
+            _small_kv_caches,
+            _slow_nodes,
+            _slow_backends,
+            _cold_inits,
+            _cold_runs,
+            _slow_tasks,
+            _stragglers,
+            _client,
+        ),
     )
     return [suspect for find in finders for suspect in find(recording)]
 
@@ -82,14 +106,32 @@ def _losses(recording: Recording) -> Iterator[Suspect]:
     yield Suspect("losses", code, evidence, change, stage=stage, job_ids=tuple(jobs), cross_cut=True)
 
 
+def _small_kv_caches(recording: Recording) -> Iterator[Suspect]:
+    losses = kv_losses(recording)
+    if not losses:
+        return
+    worst = max(losses, key=lambda backend: losses[backend].again_tokens)
+    loss = losses[worst]
+    more = f", as did {len(losses) - 1} other backends" if len(losses) > 2 else ", as did another backend"
+    evidence = (
+        f"backend {worst} computed {loss.share:.0%} of its prompt tokens within {duration(loss.window_s)} again"
+        f"{more if len(losses) > 1 else ''}, {loss.again_tokens:,} tokens in all: it had dropped them from its cache "
+        "for other rollouts"
+    )
+    doubt = "" if loss.is_known else "it is not known how much of the engine's time they took"
+    of_time = {backend: one.of_time for backend, one in losses.items()}
+    change = Change(partial(_without_loss, of_time))
+    yield Suspect("kv", worst, evidence, change, stage="RUN", part="engine", doubt=doubt, cross_cut=True)
+
+
 def _slow_nodes(recording: Recording) -> Iterator[Suspect]:
-    """Compare nodes by all work but the engines'."""
+    """Compare nodes by all work but the engines' and the waits for them."""
     works = [
         (work.node, (rollout.task, part), seconds)
         for rollout in recording.rollouts
         for work in rollout.counted
         for part, seconds in work.parts.items()
-        if part not in ("engine", BACKEND) and work.node
+        if part not in ("engine", BACKEND, ROOM) and work.node
     ]
     for slow in slower(works):
         task, part = slow.worst
@@ -262,6 +304,10 @@ def _node_like_peers(slow: Slow[tuple[str, str]], rollout: Rollout, work: Work, 
 def _backend_like_peers(slow: Slow[tuple[str, str]], rollout: Rollout, work: Work, part: str) -> float:
     kind = rollout.task, rollout.model
     return 1.0 / slow.ratios.get(kind, 1.0) if work.backend == slow.name and part == "engine" else 1.0
+
+
+def _without_loss(of_time: dict[str, float], _rollout: Rollout, work: Work, part: str) -> float:
+    return 1.0 - of_time.get(work.backend, 0.0) if part == "engine" else 1.0
 
 
 def _task_like_others(task: str, factor: float, rollout: Rollout, _work: Work, _part: str) -> float:

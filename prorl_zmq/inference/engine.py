@@ -55,6 +55,10 @@ class Generation:
     """Tokens of the prompt found in the engine's prefix cache."""
     records: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     """The arrays that `Wanted.record` asks for, by the names, types and shapes of `wire.records`."""
+    again_tokens: int = 0
+    """Tokens of the prompt that had been cached and were computed again: its host counts them."""
+    room_wait_s: float = 0.0
+    """How long the job waited for room in the engine that generated, after another one had failed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,12 @@ BACKEND_JOBS = Gauge("prorl_backend_jobs", "Jobs that a backend is assigned to."
 BACKEND_ROOM = Gauge(
     "prorl_backend_room", "Jobs from which a backend gets no new ones, by what its KV cache holds.", ("backend",)
 )
+BACKEND_WAIT_SECONDS = Histogram(
+    "prorl_backend_wait_seconds",
+    "How long a job waited for room at a ready backend; jobs that did not are not counted.",
+    ("model",),
+    buckets=PHASE_S,
+)
 BACKEND_ASSIGNED = Counter("prorl_backend_assigned_total", "Assignments of jobs to a backend.", ("backend",))
 BACKEND_FAILURES = Counter(
     "prorl_backend_failures_total", "Failed generations that stage processes have reported.", ("backend",)

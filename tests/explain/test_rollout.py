@@ -6,9 +6,9 @@ import pytest
 
 from prorl_zmq.errors import ErrorInfo
 from prorl_zmq.explain.parts import OWN_CODE
-from prorl_zmq.explain.rollout import rollout_of, within
+from prorl_zmq.explain.rollout import EngineCall, rollout_of, within
 from prorl_zmq.wire.messages.front_door import JobTrace, Span
-from prorl_zmq.wire.messages.jobs import Outcome, Phase, Result, Step
+from prorl_zmq.wire.messages.jobs import Outcome, Phase, Result, Step, StepTokens
 
 LOST = ErrorInfo("lease_lost", "run was lost")
 
@@ -32,6 +32,7 @@ def trace(made: tuple[Span, ...], *, ended_s: float | None) -> JobTrace:
     return JobTrace("r", job_id="job-1", accepted_at=1000.0, age_s=20.0, spans=made, **told)
 
 
+TOKENS = StepTokens(100, 20, 70, 5)
 THREE = spans((Phase.INIT, 1, 0.0, 1.0, 2.0), (Phase.RUN, 1, 2.0, 2.5, 8.5), (Phase.EVAL, 1, 8.5, 8.5, 9.0))
 
 
@@ -43,7 +44,7 @@ def test_run_is_divided_by_its_timings() -> None:
         outcome=Outcome.COMPLETED,
         timings=timings,
         metrics={"generated_tokens": 50.0},
-        steps=(Step("engine", 1, 0.0, 1.0), Step("tool.bash", 1, 1.0, 1.9), Step("engine", 2, 3.0, 1.0)),
+        steps=(Step("engine", 1, 0.0, 1.0, TOKENS), Step("tool.bash", 1, 1.0, 1.9), Step("engine", 2, 3.0, 1.0)),
     )
     found = rollout_of(trace(THREE, ended_s=9.0), result)
 
@@ -55,6 +56,8 @@ def test_run_is_divided_by_its_timings() -> None:
     assert found.divided
     assert (found.tokens, found.ended, found.worked_s) == (50, 1009.0, 7.5)
     assert found.longest == Step("tool.bash", 1, 1.0, 1.9)
+    assert run.calls == (EngineCall(1002.5, 1003.5, TOKENS),)
+    assert found.again_tokens == (70, 100)
 
 
 def test_timings_of_what_went_at_the_same_time_fit_into_run() -> None:

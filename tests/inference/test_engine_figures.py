@@ -46,12 +46,12 @@ class Host:
             assert codec.decode(codec.encode(load), EngineLoad) == load, "else the broker refuses the heartbeat"
         return load
 
-    def turn(self, job: str, prompt: int, generated: int = 10, cached: int = 0, seed: int = 0) -> None:
+    def turn(self, job: str, prompt: int, generated: int = 10, cached: int = 0, seed: int = 0) -> int:
         ids = np.random.default_rng(seed).integers(0, 1000, prompt + generated).astype(np.int32)
         done = Generation(
             ids[prompt:], np.zeros(generated, np.float32), (VersionSpan(0, 0, generated),), "stop", cached_tokens=cached
         )
-        self.figures.note_turn(job, ids[:prompt], done, self.now)
+        return self.figures.note_turn(job, ids[:prompt], done, self.now)
 
 
 def test_the_room_is_known_with_the_first_figures() -> None:
@@ -154,10 +154,11 @@ def test_a_prefix_computed_again_counts_once_the_engine_has_named_cached_tokens(
     host = Host()
     host.figures.note_held(BackendHeld("beat", rollouts=1, ended=0))
     host.turn("a", 1_000)
-    host.turn("a", 1_500, cached=0)
+    assert host.turn("a", 1_500, cached=0) == 0
     assert host.beats().again_tokens == 0, "it may not report cached tokens at all"
-    host.turn("b", 1_000, cached=1, seed=2)
+    assert host.turn("b", 1_000, cached=1, seed=2) == 0
     assert host.beats().again_tokens == 1_010
+    assert host.turn("b", 1_500, cached=0, seed=2) == 1_010
 
 
 def test_new_weights_are_no_loss_and_figures_of_a_pause_do_not_count() -> None:

@@ -13,11 +13,12 @@ class Talk:
         self.traffic, self.job_id = traffic, job_id
         self.tokens = np.arange(first, first + 1_000, dtype=np.int32)
 
-    def turn(self, cached: int | None = None, now: float = 0.0) -> None:
-        """By default the engine finds all that it computed before."""
+    def turn(self, cached: int | None = None, now: float = 0.0) -> int:
+        """Return what was computed again. By default the engine finds all that it computed before."""
         prompt, generated = self.tokens, np.full(100, 7, np.int32)
-        self.traffic.note_turn(self.job_id, prompt, generated, len(prompt) - 50 if cached is None else cached, now)
+        found = len(prompt) - 50 if cached is None else cached
         self.tokens = np.concatenate([prompt, generated, np.full(50, 9, np.int32)])
+        return self.traffic.note_turn(self.job_id, prompt, generated, found, now)
 
 
 @pytest.fixture
@@ -27,13 +28,12 @@ def traffic() -> JobTraffic:
 
 def test_what_the_engine_had_and_lost_was_computed_again(traffic: JobTraffic) -> None:
     talk = Talk(traffic)
-    talk.turn(cached=0)
-    assert (traffic.prompt_tokens, traffic.again_tokens) == (1_000, 0), "never computed before"
-    talk.turn()
+    assert talk.turn(cached=0) == 0, "never computed before"
+    assert (traffic.prompt_tokens, traffic.again_tokens) == (1_000, 0)
+    assert talk.turn() == 0
     assert (traffic.prompt_tokens, traffic.again_tokens) == (2_150, 0)
-    talk.turn(cached=0)
-    assert traffic.again_tokens == 1_250, "the tools' answer is new"
-    talk.turn(cached=1_000)
+    assert talk.turn(cached=0) == traffic.again_tokens == 1_250, "the tools' answer is new"
+    assert talk.turn(cached=1_000) == 400
     assert traffic.again_tokens == 1_250 + 400
 
 

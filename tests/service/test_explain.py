@@ -41,6 +41,10 @@ SHORT = (
     "one backend of two is slow",
     "one task of two has a slow EVAL",
 )
+KV = (
+    "a KV cache does not hold the contexts",
+    "engines are slow, and new weights empty their caches",
+)
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +67,15 @@ def test_what_bounded_a_run_is_named(name: str, staged: StagedService, tmp_path:
     (scenario,) = (one for one in SCENARIOS if one.name == name)
     ((_, explanation),) = explained([scenario], tmp_path, staged)
     assert scenario.is_named(explanation), " ".join(explanation.sentences)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", KV)
+def test_a_small_kv_cache_is_named_and_what_only_looks_like_it_is_not(name: str, tmp_path: Path) -> None:
+    (scenario,) = (one for one in SCENARIOS if one.name == name)
+    ((_, explanation),) = explained([scenario], tmp_path)
+    assert scenario.is_named(explanation), " ".join(explanation.sentences)
+    assert "kv" not in {one.kind for one in explanation.others}
 
 
 @pytest.mark.proof

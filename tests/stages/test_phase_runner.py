@@ -334,10 +334,13 @@ def test_conversations_that_fail_at_once_move_the_job_once() -> None:
     moves: list[str] = []
 
     class Backends(Reports):
-        async def assign(self, _job: Job, _attempt: int, *_: Any, leaving: str = "", model: str = "") -> Backend:
+        async def assign(
+            self, _job: Job, _attempt: int, *_: Any, leaving: str, model: str, on_waited: Callable[[float], None]
+        ) -> Backend:
             del model
             moves.append(leaving)
             await asyncio.sleep(0)
+            on_waited(7.5)
             return Backend(backend_id="good", endpoint="ipc://good")
 
         def note_served(self, _job_id: str, _attempt: int, _model: str) -> None:
@@ -365,6 +368,7 @@ def test_conversations_that_fail_at_once_move_the_job_once() -> None:
     done, failed = asyncio.run(main())
     assert len(done) == 8
     assert (failed, moves) == (["bad"], ["bad"])
+    assert {one.room_wait_s for one in done} == {7.5}, "all of them waited for room in the good one"
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -376,9 +380,8 @@ def test_a_moved_rollout_gives_up_later_by_its_wait_for_room(full: bool, monkeyp
     left: list[float] = []
 
     class Backends(Reports):
-        async def assign(self, _job: Job, _attempt: int, waits: Any, *, leaving: str = "", model: str = "") -> Backend:
+        async def assign(self, _job: Job, _attempt: int, waits: Any, **_: Any) -> Backend:
             nonlocal now
-            del leaving, model
             if full:
                 waits()
                 left.append(clock.limit_s if clock._timer is None or clock._timer.when() is not None else 0.0)

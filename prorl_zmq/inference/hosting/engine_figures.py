@@ -65,8 +65,8 @@ class EngineFigures:
         room = self._room.rollouts
         return self._slots if room is None and self._awaited else room
 
-    def note_turn(self, job_id: str, prompt: NDArray[np.int32], done: Generation, now: float) -> None:
-        """Count a generation that has ended.
+    def note_turn(self, job_id: str, prompt: NDArray[np.int32], done: Generation, now: float) -> int:
+        """Count a generation that has ended; return the prompt's tokens that had been cached and were computed again.
 
         Args:
             job_id: its job.
@@ -80,9 +80,11 @@ class EngineFigures:
         counts = {"prompt": len(prompt), "cached": done.cached_tokens, "generated": len(done.token_ids)}
         for kind, tokens in counts.items():
             catalog.ENGINE_TOKENS.add(self._backend_id, kind, amount=tokens)
-        if self._kv is not None:
-            generated = np.ascontiguousarray(done.token_ids)
-            self._traffic.note_turn(job_id, prompt, generated, done.cached_tokens, now)
+        if self._kv is None:
+            return 0
+        generated = np.ascontiguousarray(done.token_ids)
+        again = self._traffic.note_turn(job_id, prompt, generated, done.cached_tokens, now)
+        return again if self._cached_tokens else 0
 
     def note_held(self, held: BackendHeld) -> None:
         """Record what the backend broker says of the engine's rollouts."""

@@ -49,13 +49,14 @@ def frame_bytes(frame: bytes | zmq.Frame) -> bytes:
     return frame if isinstance(frame, bytes) else frame.bytes
 
 
-def generated(request_id: str, done: Generation) -> tuple[Generated, list[Frame]]:
+def generated(request_id: str, done: Generation, again_tokens: int = 0) -> tuple[Generated, list[Frame]]:
     """Return the answer to a request, and its arrays."""
     header = Generated(
         request_id,
         finish_reason=done.finish_reason,
         spans=done.spans,
         cached_tokens=done.cached_tokens,
+        again_tokens=again_tokens,
         arrays=tuple(array_form(name, one) for name, one in done.records.items()),
     )
     arrays: list[Frame] = [done.token_ids.tobytes(), done.logprobs.tobytes()]

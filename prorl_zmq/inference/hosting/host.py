@@ -359,8 +359,8 @@ class EngineHost:
                 await self._parked.wait(request, len(token_ids))
                 done = await self._answer(request, token_ids)
             done = as_plain(done, len(token_ids))
-            self._figures.note_turn(request.job_id, token_ids, done, time.monotonic())
-            answer, result = generated(request_id, done), done.finish_reason
+            again_tokens = self._figures.note_turn(request.job_id, token_ids, done, time.monotonic())
+            answer, result = generated(request_id, done, again_tokens), done.finish_reason
         except asyncio.CancelledError:
             result = "cancelled"
             log.debug("generation %s was aborted", request_id)

@@ -54,8 +54,8 @@ class JobTraffic:
 
     def note_turn(
         self, job_id: str, prompt: NDArray[np.int32], generated: NDArray[np.int32], cached_tokens: int, now: float
-    ) -> None:
-        """Record a turn that has ended.
+    ) -> int:
+        """Record a turn that has ended, and return the tokens of its prompt that were computed again.
 
         Args:
             job_id: the job.
@@ -66,15 +66,17 @@ class JobTraffic:
         """
         job = self._jobs.setdefault(job_id, _Job())
         self._jobs.move_to_end(job_id)
-        known = _continued(job, prompt)
+        known, again = _continued(job, prompt), 0
         self.prompt_tokens += len(prompt)
         if known is not None:
             job.conversations.remove(known)
             lost = known.tokens - cached_tokens
-            self.again_tokens += lost if lost > BLOCK_TOKENS and known.is_computed else 0
+            again = lost if lost > BLOCK_TOKENS and known.is_computed else 0
+            self.again_tokens += again
         digest = zlib.crc32(generated.data, zlib.crc32(prompt.data))
         job.conversations.append(_Conversation(len(prompt) + len(generated), digest, now))
         del job.conversations[:-CONVERSATION_LIMIT]
+        return again
 
     def keep_latest(self, jobs: int) -> None:
         """Forget all but this number of jobs."""

@@ -374,6 +374,8 @@ class Assigned(Reply, frozen=True):
     """The version of the model's adapter that stays loaded for the attempt; None: it goes by the current one."""
     group_age_s: Annotated[float, Meta(ge=0)] = 0.0
     """Since the group's first job was admitted to an engine that reports on its KV cache; 0: none was, or not known."""
+    room_wait_s: Annotated[float, Meta(ge=0)] = 0.0
+    """How long the job waited while ready backends had no room for it."""
 
 
 class WaitLonger(Reply, frozen=True):

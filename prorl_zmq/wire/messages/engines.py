@@ -160,6 +160,8 @@ class Generated(Reply, frozen=True, kw_only=True):
     spans: tuple[VersionSpan, ...]
     cached_tokens: Annotated[int, Meta(ge=0)] = 0
     """Prompt tokens found in the engine's prefix cache."""
+    again_tokens: Annotated[int, Meta(ge=0)] = 0
+    """Prompt tokens that had been cached and were computed again, as in `EngineLoad`."""
     arrays: Annotated[tuple[ArrayForm, ...], Meta(max_length=8)] = ()
     """The arrays of the records, one frame each (see `wire.records`)."""
 

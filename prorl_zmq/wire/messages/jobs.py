@@ -300,6 +300,17 @@ STEPS_LIMIT = 512
 """Most steps of one job."""
 
 
+class StepTokens(Part, frozen=True, array_like=True):
+    """The tokens of one generation."""
+
+    prompt: Annotated[int, Meta(ge=0)]
+    cached: Annotated[int, Meta(ge=0)] = 0
+    """Tokens of the prompt found in the engine's prefix cache."""
+    again: Annotated[int, Meta(ge=0)] = 0
+    """Tokens of the prompt that had been cached, with the same weights, and were computed again."""
+    generated: Annotated[int, Meta(ge=0)] = 0
+
+
 class Step(Part, frozen=True, array_like=True):
     """One timed step of an episode."""
 
@@ -310,6 +321,8 @@ class Step(Part, frozen=True, array_like=True):
     start_s: Annotated[float, Meta(ge=0)]
     """Seconds after RUN began, on the clock of its node."""
     seconds: Annotated[float, Meta(ge=0)]
+    tokens: StepTokens | None = None
+    """Of a generation that ended; None: it is another step."""
 
 
 Steps = Annotated[tuple[Step, ...], Meta(max_length=STEPS_LIMIT)]
@@ -394,7 +407,7 @@ class Result(Part, frozen=True, kw_only=True):
     """Counts and measures of the agent loop (`turns`, `tool_calls`, …) and those of the handler."""
     timings: dict[MeasureName, float] = {}
     """Seconds per phase (`init`, `run`, `eval`, `score`), queue (`init_queue`, …), tool (`tool.bash`), in the `engine`,
-    and of the wait for a `backend`, if that was long."""
+    and of the waits for a `backend` and for `room` in a full one, if these were long."""
     steps: Steps = ()
     """The timed steps of RUN, ordered by their ends, the first if there are very many; without those under a
     millisecond."""

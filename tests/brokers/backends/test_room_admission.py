@@ -49,6 +49,8 @@ class Broker:
         """The backend of each job that has got one."""
         self.refused: dict[str, str] = {}
         self.longer: set[str] = set()
+        self.waited_s: dict[str, float] = {}
+        """For room, as the answer says."""
 
     def ask(self, request: Any, client: str = "other") -> Any:
         return self._take(self.handler.handle([client.encode(), b""], request, self.now)).get(client)
@@ -100,6 +102,7 @@ class Broker:
         for client, reply in replies.items():
             if isinstance(reply, Assigned):
                 self.backends[client] = reply.backend.backend_id
+                self.waited_s[client] = reply.room_wait_s
             elif isinstance(reply, Refused):
                 self.refused[client] = reply.error.code
             elif isinstance(reply, WaitLonger):
@@ -119,6 +122,28 @@ def test_jobs_beyond_the_room_wait_however_long_and_get_it_in_order() -> None:
     assert set(broker.backends) == {"b", "c"}
     broker.beat(room=3)
     assert set(broker.backends) == {"b", "c", "d"}
+
+
+def test_an_answer_says_how_long_the_job_waited_for_room() -> None:
+    """The wait for a backend that drains, or is not there, is another one."""
+    broker = Broker()
+    broker.assign("early")
+    broker.pass_time(5.0)
+    broker.add(room=1)
+    broker.assign("a")
+    broker.pass_time(15.0, x=1)
+    broker.assign("b")
+    broker.pass_time(25.0, x=1)
+    broker.ask(DrainBackend("drain", "x"))
+    broker.pass_time(32.0, x=1)
+    broker.add(room=1)
+    broker.pass_time(33.0, x=1)
+    broker.release("early")
+    broker.release("a")
+    broker.assign("c")
+    assert broker.waited_s == {"early": 0.0, "a": 21.0, "b": 11.0}
+    broker.release("b")
+    assert broker.waited_s["c"] == 0.0
 
 
 def test_a_smaller_room_ends_nothing_and_a_job_that_asks_again_keeps_its_backend() -> None:

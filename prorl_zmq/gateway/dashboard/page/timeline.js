@@ -23,7 +23,7 @@ export class Timeline {
   #below = h("div");
   element = h("div", { class: "timeline" }, this.#buttons, this.#lanes, this.#below);
 
-  // `trace` as the broker tells it; `steps` of the result, each [name, turn, start_s after RUN began, seconds].
+  // `trace` as the broker tells it; `steps` of the result, each [name, turn, start_s after RUN began, seconds, tokens].
   update(trace, steps) {
     this.#trace = trace;
     this.#steps = steps;
