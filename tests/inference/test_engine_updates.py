@@ -266,7 +266,7 @@ def test_a_folder_that_hangs_is_left_to_the_load(policy: Policy, monkeypatch: py
     monkeypatch.setattr(engine_updates, "read_ahead", lambda *_: hangs.wait(WAIT_S))
 
     async def test(one: Engine) -> None:
-        await one.updates.fetch(Path("/hangs"), Content(1), 0.05)
+        await one.updates.fetch(Path("/hangs"), Content(1), 0.5)
 
     run(policy, test)
     hangs.set()
