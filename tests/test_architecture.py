@@ -106,7 +106,7 @@ BUDGET = {
     "inference": 3000,
     "inference.chat": 2700,
     "inference.embedded": 250,
-    "inference.hosting": 2350,
+    "inference.hosting": 2550,
     "inference.http": 2600,
     "inference.tool_calls": 1600,
     "inference.vllm": 1200,

@@ -162,7 +162,7 @@ def _run_engine(plan: EnginePlan) -> None:
     if backend.gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, backend.gpus))
     is_used = options.copies_all and not backend.frozen
-    with used_copy(copy, Path(backend.model), run_dir) if is_used else nullcontext():
+    with used_copy(copy, backend.model, run_dir) if is_used else nullcontext():
         run_engine_host(partial(kind.start, plan.weight_version), options)
 
 

@@ -86,7 +86,7 @@ def test_an_engine_does_not_start_without_room_for_its_copy(
     frozen: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[HostOptions] = []
-    monkeypatch.setattr(host, "run_engine_host", lambda _, options: started.append(options))
+    monkeypatch.setattr(host_process, "run_engine_host", lambda _, options: started.append(options))
     run_dir = own_run_dir(tmp_path / "run")
     (tmp_path / "file").touch()
     backend = BackendSettings(name="b", weights_dir=str(tmp_path / "file"), frozen=frozen)

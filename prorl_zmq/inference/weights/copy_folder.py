@@ -14,6 +14,7 @@ import os
 import shutil
 import tempfile
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import ConfigError
@@ -21,7 +22,6 @@ from ...system.file_system import LOCAL, file_system_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 SYNC = ".weight_sync"
 LOCKS = ("hosts.lock", "lock")
@@ -33,12 +33,12 @@ log = logging.getLogger("prorl.engine")
 
 
 @contextmanager
-def used_copy(folder: Path, model: Path, run_dir: Path) -> Iterator[None]:
+def used_copy(folder: Path, model: str, run_dir: Path) -> Iterator[None]:
     """Check that a host can write a copy of a model's weights, and mark its folder, which is made, as used.
 
     Args:
         folder: of the copy.
-        model: the folder with the model's weights; anything else does not say how much room the copy needs.
+        model: the folder with the model's weights; a hub's name or an empty text does not say how much room it needs.
         run_dir: of the host.
 
     Raises:
@@ -87,14 +87,18 @@ def _held(path: Path, stack: ExitStack) -> bool:
     return True
 
 
-def _check(folder: Path, model: Path) -> None:
+def _check(folder: Path, model: str) -> None:
     if folder.is_dir() and any(folder.iterdir()) and not (folder / SYNC).is_dir():
         raise FileExistsError(errno.EEXIST, "it has files that are no copy of weights", str(folder))
     (folder / SYNC).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder / SYNC) as file:
         file.write(b"prorl")
-    needed, there = (sum(one.stat().st_size for one in path.glob("*.safetensors")) for path in (model, folder))
-    free = shutil.disk_usage(folder).free + there
+    needed = _weights_bytes(Path(model)) if model else 0
+    free = shutil.disk_usage(folder).free + _weights_bytes(folder)
     if free < needed:
         room = f"{os.strerror(errno.ENOSPC)}: the model has {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free"
         raise OSError(errno.ENOSPC, room, str(folder))
+
+
+def _weights_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))

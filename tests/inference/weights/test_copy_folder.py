@@ -26,7 +26,7 @@ def test_a_folder_where_no_copy_can_be_made(tmp_path: Path, monkeypatch: pytest.
     served = write_checkpoint(tmp_path / "served", model())
 
     def check(folder: Path, like: Path) -> None:
-        with used_copy(folder, like, tmp_path):
+        with used_copy(folder, str(like), tmp_path):
             pass
 
     check(tmp_path / "disk" / "copy", served)
@@ -45,11 +45,18 @@ def test_a_folder_where_no_copy_can_be_made(tmp_path: Path, monkeypatch: pytest.
     check(tmp_path / "disk" / "copy", served)  # in place of the copy that is there
 
 
+def test_a_backend_without_a_model_needs_no_known_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(write_checkpoint(tmp_path / "served", model()))
+    monkeypatch.setattr(copy_folder.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    with used_copy(tmp_path / "copy", "", tmp_path):
+        assert not is_unused(tmp_path / "copy")
+
+
 def test_hosts_share_a_copy_that_a_run_folder_links_to(tmp_path: Path) -> None:
     copy, run_dir = tmp_path / "disk" / "weights" / "policy", tmp_path / "run"
     run_dir.mkdir()
-    with used_copy(copy, tmp_path, run_dir):
-        with used_copy(copy, tmp_path, run_dir):
+    with used_copy(copy, "", run_dir):
+        with used_copy(copy, "", run_dir):
             assert not is_unused(copy)
         assert not is_unused(copy)
     assert is_unused(copy)
