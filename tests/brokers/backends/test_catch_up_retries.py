@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 
 import pytest
+from support.weight_requests import Service
 
 from prorl_zmq.brokers.backends.weight_calls import AGAIN_MOST_S, AGAIN_S
 from prorl_zmq.brokers.backends.weight_requests import CATCH_UP_S
 from prorl_zmq.errors import InvalidWeights
 from prorl_zmq.wire.messages.base import Refused
 from prorl_zmq.wire.messages.engines import UpdateMode, WeightUpdate
-
-from .test_weight_requests import Service
 
 
 def loaded() -> Service:
