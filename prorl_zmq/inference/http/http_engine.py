@@ -43,7 +43,7 @@ from ..records import asked_records, check_records, joined_records
 from .connections import CONNECTIONS, RETRY_S, Connections
 from .dialects import Text, Turn, rest_of
 from .known_weights import KnownWeights
-from .kv_metrics import KvProbe
+from .kv_metrics import DIALECTS, VLLM, KvProbe
 from .pause import ServerPause
 from .probe import START_S, probe, vocabulary_of
 from .server_adapters import ServerAdapters
@@ -102,7 +102,7 @@ class HttpEngine:
         self._pause = ServerPause(tells_spans=found.dialect.tells_spans)
         self._lora = lora
         self._adapters = ServerAdapters(connections)
-        self._kv = KvProbe(connections)
+        self._kv = KvProbe(connections, DIALECTS.get(found.dialect.name, VLLM))
         self._updating = asyncio.Lock()
         self._updates_begun = 0
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -158,7 +158,7 @@ class HttpEngine:
                 adapter_slots=0 if lora is None else lora.slots,
                 adapter_rest_s=REST_S,
                 reads_here=is_loopback_host(urlsplit(url).hostname or ""),
-                kv=found.dialect.name in VLLM_DIALECTS,
+                kv=found.kv,
                 top_limit=found.top_limit,
                 unrecorded={
                     name: f"the answers of its server (api {found.dialect.name}) have none"

@@ -1,7 +1,12 @@
 """Reads the state of a server's KV cache from its `/metrics`, in the text format of Prometheus.
 
-vLLM's names are known; a server without them has no figures. Values that are no numbers count as no report. Counters
-that fall belong to a restarted server.
+The names of vLLM and SGLang are known; a server without them has no figures. Values that are no numbers count as no
+report. Counters that fall belong to a restarted server.
+
+Those of SGLang were read in its source: `python/sglang/srt/observability/metrics_collector.py` of commit 016d8605e458,
+after version 0.5.21. Its `token_usage` leaves out cached prefixes that no request uses, as vLLM's figure does. Each
+tensor or pipeline rank may report the same cache, and each priority its part of the queue. A counter is missing until
+it first counts. All of it needs `--enable-metrics`.
 """
 
 from __future__ import annotations
@@ -9,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -22,14 +27,35 @@ if TYPE_CHECKING:
     from ..kv_figures import KvFigures
     from .connections import Connections
 
-USED, WAITING, PREEMPTED, CONFIG = (
+
+class Names(NamedTuple):
+    """What a kind of server calls its figures."""
+
+    used: str
+    waiting: str
+    preempted: str
+    capacity: str
+    """A gauge of tokens, or of labels with the number of blocks."""
+    cache: str
+    """The label that tells caches apart."""
+
+
+VLLM = Names(
     "vllm:kv_cache_usage_perc",
     "vllm:num_requests_waiting",
     "vllm:num_preemptions_total",
     "vllm:cache_config_info",
+    "engine",
 )
-PREFIXES = (f"{USED}{{", f"{WAITING}{{", f"{PREEMPTED}{{", f"{CONFIG}{{")
-"""What a line begins with that is read: of a server's thousands of lines, only a few."""
+SGLANG = Names(
+    "sglang:token_usage",
+    "sglang:num_queue_reqs",
+    "sglang:num_retracted_requests_total",
+    "sglang:max_total_num_tokens",
+    "dp_rank",
+)
+DIALECTS = {"vllm": VLLM, "completions": VLLM, "sglang": SGLANG}
+"""By the dialects of servers (see `dialects`)."""
 READ_EVERY_S = 2.0
 TIMEOUT_S = 0.8
 """Longest wait for an answer: it is a part of the engine's health check."""
@@ -40,9 +66,16 @@ INFO_LIMIT = 10**12
 
 
 class KvMetrics:
-    """The figures of one server, of which `/metrics` is read from time to time."""
+    """The figures of one server, of which `/metrics` is read from time to time.
 
-    def __init__(self) -> None:
+    Args:
+        names: what it calls them.
+    """
+
+    def __init__(self, names: Names = VLLM) -> None:
+        self._names = names
+        self._prefixes = tuple(f"{name}{{" for name in (names.used, names.waiting, names.preempted, names.capacity))
+        """What a line begins with that is read: of a server's thousands of lines, only a few."""
         self._meter = KvMeter()
         self._preempted: dict[int, int] = {}
         """The last counter of each engine."""
@@ -54,35 +87,40 @@ class KvMetrics:
             text: the answer of `/metrics`.
             now: the time in seconds.
         """
-        found: dict[str, dict[int, float]] = {USED: {}, WAITING: {}, PREEMPTED: {}}
+        names = self._names
+        found: dict[str, dict[int, float]] = {names.used: {}, names.waiting: {}, names.preempted: {}}
         named = set()
-        for name, labels, value in _samples(text):
-            index = _index(labels)
+        for name, labels, value in _samples(text, self._prefixes):
+            if labels.get("priority"):
+                continue  # a part of the requests
+            index = _index(labels, names.cache)
             named.add(index)
-            if name == CONFIG:
-                self._meter.add_cache(index, _capacity(labels))
+            if name == names.capacity:
+                self._meter.add_cache(index, _tokens(value) if names is SGLANG else _capacity(labels))
             elif math.isfinite(value) and value >= 0:
-                found[name][index] = value
-        if not found[USED]:
+                found[name][index] = max(value, found[name].get(index, 0.0))
+        if not found[names.used]:
             return None
         self._meter.keep_only(named)
         self._preempted = {index: total for index, total in self._preempted.items() if index in named}
-        for index, used in found[USED].items():
-            total = int(found[PREEMPTED].get(index, 0))
+        for index, used in found[names.used].items():
+            total = int(found[names.preempted].get(index, 0))
             last = self._preempted.get(index, total)
             self._preempted[index] = total
             preempted = total - last if total >= last else total
-            self._meter.note_step(index, used, int(found[WAITING].get(index, 0)), preempted, now)
+            self._meter.note_step(index, used, int(found[names.waiting].get(index, 0)), preempted, now)
         return self._meter.take(now)
 
 
 class KvProbe:
     """Asks a server for its figures, at most each `READ_EVERY_S`; a server that does not answer has none."""
 
-    def __init__(self, connections: Connections, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, connections: Connections, names: Names = VLLM, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._connections = connections
         self._clock = clock
-        self._metrics = KvMetrics()
+        self._metrics = KvMetrics(names)
         self._next = -math.inf
         self._figures: KvFigures | None = None
 
@@ -103,8 +141,8 @@ class KvProbe:
         return taken
 
 
-def _samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
-    lines = (line for line in text.splitlines() if line.startswith(PREFIXES) and len(line) <= LINE_LIMIT)
+def _samples(text: str, prefixes: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str], float]]:
+    lines = (line for line in text.splitlines() if line.startswith(prefixes) and len(line) <= LINE_LIMIT)
     for line in islice(lines, LINES_LIMIT):
         try:
             (family,) = text_string_to_metric_families(f"{line}\n")
@@ -113,9 +151,13 @@ def _samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
         yield from ((sample.name, sample.labels, sample.value) for sample in family.samples)
 
 
-def _index(labels: dict[str, str]) -> int:
-    text = labels.get("engine", "")
+def _index(labels: dict[str, str], name: str) -> int:
+    text = labels.get(name, "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 6 else 0
+
+
+def _tokens(value: float) -> int:
+    return int(value) if 0 <= value <= INFO_LIMIT else 0
 
 
 def _capacity(labels: dict[str, str]) -> int:

@@ -28,6 +28,7 @@ from ..engine import checked
 from .answers import LOADING, UNTOLD, version_number, with_version
 from .dialects import Turn
 from .generate_dialects import Prorl, Sglang
+from .kv_metrics import ANSWER_LIMIT, DIALECTS
 from .record_fields import MixtureShape
 from .vllm_dialects import Completions, VllmGenerate
 
@@ -74,6 +75,8 @@ class Found:
     """Both as in `EngineDescription`."""
     no_updates: str = ""
     """Why the server takes no new weights; empty: it may take them."""
+    kv: bool = False
+    """Whether it may report on its KV cache."""
 
 
 class _Card(msgspec.Struct):
@@ -146,7 +149,8 @@ async def probe(
     mode: LogprobsMode = "processed_logprobs" if exact else other
     version = initial_version if version == UNTOLD else version
     no_updates = await _no_updates(connections, model) if dialect.name in ("vllm", "completions") else ""
-    return Found(dialect, model, context_tokens, version, mode, numbered, records, max(1, top_limit), no_updates)
+    kv = dialect.name in DIALECTS and await _has_metrics(connections)
+    return Found(dialect, model, context_tokens, version, mode, numbered, records, max(1, top_limit), no_updates, kv)
 
 
 async def _until_up(connections: Connections, start_s: float) -> None:
@@ -249,6 +253,25 @@ async def _no_updates(connections: Connections, model: str) -> str:
         return ""
     config = (await _said(connections, _Info, "/server_info")).vllm_config
     return no_cpu_updates(model) if "device_config=cpu" in config else ""
+
+
+async def _has_metrics(connections: Connections) -> bool:
+    """Return whether a server has `/metrics`, and log if not."""
+    try:
+        answer = await connections.control("GET", "/metrics", timeout_s=ASK_S, limit_bytes=ANSWER_LIMIT)
+    except EngineFailed as error:
+        problem = error.message
+    else:
+        if answer.status == 200:
+            return True
+        problem = answer.excerpt()
+    log.warning(
+        "%s does not report on its KV cache, so its slots alone limit its rollouts; SGLang does with --enable-metrics: "
+        "GET /metrics: %s",
+        connections.url,
+        problem,
+    )
+    return False
 
 
 async def _said(connections: Connections, kind: type[_Said], *paths: str) -> _Said:

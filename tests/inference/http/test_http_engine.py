@@ -199,20 +199,42 @@ def test_the_tokenizer_is_the_servers_model(serving: Any, speeches: Any, weights
 # Health ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["vllm", "completions", "sglang", "prorl"])
-def test_a_server_of_vllm_is_asked_for_its_kv_cache_with_its_health(serving: Any, speeches: Any, name: str) -> None:
-    figures = 'vllm:kv_cache_usage_perc{engine="0"} 0.5\nvllm:cache_config_info{kv_cache_size_tokens="4096"} 1.0\n'
+KV_FIGURES = {
+    "vllm": 'vllm:kv_cache_usage_perc{engine="0"} 0.5\nvllm:cache_config_info{kv_cache_size_tokens="4096"} 1.0\n',
+    "sglang": 'sglang:token_usage{tp_rank="0"} 0.5\nsglang:max_total_num_tokens{tp_rank="0"} 4096.0\n',
+}
+KV_FIGURES["completions"] = KV_FIGURES["vllm"]
 
+
+@pytest.mark.parametrize("name", ["vllm", "completions", "sglang", "prorl"])
+def test_a_server_is_asked_for_its_kv_cache_with_its_health(serving: Any, speeches: Any, name: str) -> None:
     async def main() -> None:
-        async with serving(speeches[name]) as server, engine_of(server) as engine:
-            server.handlers["/metrics"] = lambda _: web.Response(text=figures)
-            await engine.check_health()
-            is_vllm = name in ("vllm", "completions")
-            assert engine.description.kv == is_vllm
-            assert len(server.asked("/metrics")) == is_vllm
-            assert engine.kv_figures(0.0) == (KvFigures(4096, 0.5, 0, 0) if is_vllm else None)
+        async with serving(speeches[name]) as server:
+            server.handlers["/metrics"] = lambda _: web.Response(text=KV_FIGURES.get(name, "some_metric 1.0\n"))
+            async with engine_of(server) as engine:
+                await engine.check_health()
+                known = name in KV_FIGURES
+                assert engine.description.kv == known
+                assert len(server.asked("/metrics")) == known
+                assert engine.kv_figures(0.0) == (KvFigures(4096, 0.5, 0, 0) if known else None)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_a_server_without_metrics_is_scheduled_by_its_slots_and_the_log_says_so(
+    serving: Any, speeches: Any, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with serving(speeches[name]) as server:
+            server.handlers["/metrics"] = lambda _: web.Response(status=404, text="Not Found")
+            async with engine_of(server) as engine:
+                await engine.check_health()
+                assert not engine.description.kv
+                assert server.asked("/metrics") == []
+
+    asyncio.run(main())
+    assert "its slots alone limit its rollouts; SGLang does with --enable-metrics: GET /metrics: 404" in caplog.text
 
 
 def test_health_is_the_servers(serving: Any, speeches: Any) -> None:

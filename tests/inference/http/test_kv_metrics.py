@@ -14,6 +14,7 @@ from prorl_zmq.inference.http.kv_metrics import (
     LINE_LIMIT,
     LINES_LIMIT,
     READ_EVERY_S,
+    SGLANG,
     KvMetrics,
     KvProbe,
 )
@@ -39,6 +40,89 @@ vllm:num_preemptions_created{engine="0",model_name="m"} 1.7e+09
 # TYPE vllm:cache_config_info gauge
 vllm:cache_config_info{block_size="16",engine="0",kv_cache_size_tokens="SIZE",num_gpu_blocks="100"} 1.0
 """
+
+RANK = 'engine_type="unified",model_name="Qwen/Qwen3-8B",moe_ep_rank="0",pp_rank="0"'
+SGLANG_TEXT = f"""\
+# HELP sglang:num_running_reqs The number of running requests.
+# TYPE sglang:num_running_reqs gauge
+sglang:num_running_reqs{{{RANK},tp_rank="0"}} 12.0
+# HELP sglang:num_queue_reqs The number of requests in the waiting queue.
+# TYPE sglang:num_queue_reqs gauge
+sglang:num_queue_reqs{{{RANK},tp_rank="0"}} 3.0
+# HELP sglang:token_usage The token usage.
+# TYPE sglang:token_usage gauge
+sglang:token_usage{{{RANK},tp_rank="0"}} 0.25
+# HELP sglang:kv_evictable_tokens Number of evictable (radix-cached) token slots in the KV cache pool.
+# TYPE sglang:kv_evictable_tokens gauge
+sglang:kv_evictable_tokens{{{RANK},tp_rank="0"}} 300000.0
+# HELP sglang:num_retracted_reqs The number of retracted requests.
+# TYPE sglang:num_retracted_reqs gauge
+sglang:num_retracted_reqs{{{RANK},pid="17",tp_rank="0"}} 99.0
+# HELP sglang:max_total_num_tokens Maximum total number of tokens in the KV cache pool.
+# TYPE sglang:max_total_num_tokens gauge
+sglang:max_total_num_tokens{{{RANK},tp_rank="0"}} 524288.0
+# HELP sglang:max_total_num_tokens_swa Maximum total number of tokens in the SWA KV cache pool.
+# TYPE sglang:max_total_num_tokens_swa gauge
+sglang:max_total_num_tokens_swa{{{RANK},tp_rank="0"}} 7.0
+# HELP sglang:prompt_tokens_total Number of prefill tokens processed.
+# TYPE sglang:prompt_tokens_total counter
+sglang:prompt_tokens_total{{engine_type="unified",model_name="Qwen/Qwen3-8B"}} 8.128902e+06
+"""
+"""As SGLang's source prints it; see `kv_metrics`."""
+
+
+def retracted(requests: int) -> str:
+    return f'sglang:num_retracted_requests_total{{{RANK},tp_rank="0"}} {requests}.0\n'
+
+
+def test_a_server_of_sglang_says_how_full_its_cache_is() -> None:
+    metrics = KvMetrics(SGLANG)
+    assert metrics.read(SGLANG_TEXT, 0.0) == KvFigures(524_288, 0.25, 0, 3)
+    later = SGLANG_TEXT.replace("} 0.25", "} 0.75").replace("} 3.0", "} 0.0")
+    assert metrics.read(later + retracted(2), 2.0) == KvFigures(524_288, 0.25, 2, 0), "the counter begins with a count"
+    assert metrics.read(later + retracted(5), 4.0) == KvFigures(524_288, 0.75, 3, 0)
+    assert metrics.read(later + retracted(1), 6.0) == KvFigures(524_288, 0.75, 1, 0), "it was restarted"
+
+
+def test_ranks_of_sglang_that_share_a_cache_count_once_and_those_with_their_own_together() -> None:
+    second = SGLANG_TEXT.replace('tp_rank="0"', 'tp_rank="1"').replace("} 3.0", "} 4.0")
+    assert KvMetrics(SGLANG).read(SGLANG_TEXT + second, 0.0) == KvFigures(524_288, 0.25, 0, 4)
+    data_parallel = "".join(SGLANG_TEXT.replace('tp_rank="0"', f'tp_rank="0",dp_rank="{rank}"') for rank in range(2))
+    assert KvMetrics(SGLANG).read(data_parallel, 0.0) == KvFigures(2 * 524_288, 0.25, 0, 6)
+
+
+def test_requests_of_one_priority_are_a_part_of_all() -> None:
+    whole = SGLANG_TEXT.replace('tp_rank="0"', 'priority="",tp_rank="0"')
+    part = f'sglang:num_queue_reqs{{{RANK},priority="5",tp_rank="0"}} 77.0\n'
+    assert KvMetrics(SGLANG).read(whole + part, 0.0) == KvFigures(524_288, 0.25, 0, 3)
+
+
+def test_half_of_the_cache_of_sglang_is_gone() -> None:
+    metrics = KvMetrics(SGLANG)
+    metrics.read(SGLANG_TEXT, 0.0)
+    assert metrics.read(SGLANG_TEXT.replace("524288", "262144"), 2.0) == KvFigures(262_144, 0.25, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("found", "nonsense"),
+    [
+        *(("} 524288.0", f"}} {value}") for value in ("NaN", "+Inf", "-5", "1e30", "some", "0.0")),
+        *(("} 0.25", f"}} {value}") for value in ("NaN", "+Inf", "-1", "some")),
+        ("sglang:token_usage{", "sglang:token_use{"),
+        ("sglang:max_total_num_tokens{", "sglang:most_tokens{"),
+    ],
+)
+def test_nonsense_of_sglang_is_no_report(found: str, nonsense: str) -> None:
+    metrics = KvMetrics(SGLANG)
+    assert metrics.read(SGLANG_TEXT.replace(found, nonsense), 0.0) is None
+    assert metrics.read(SGLANG_TEXT, 2.0) == KvFigures(524_288, 0.25, 0, 3)
+    changed = metrics.read(SGLANG_TEXT.replace(found, nonsense), 4.0)
+    assert changed in (None, KvFigures(524_288, 0.25, 0, 3)), "it has the cache that it said first, or nothing is known"
+
+
+def test_figures_of_another_kind_of_server_are_none() -> None:
+    assert KvMetrics(SGLANG).read(text(), 0.0) is None
+    assert KvMetrics().read(SGLANG_TEXT, 0.0) is None
 
 
 def text(*, used: str = "0.25", waiting: str = "3.0", preempted: str = "5.0", size: str = "None") -> str:
@@ -124,7 +208,7 @@ def test_a_server_is_asked_now_and_then(answer: Callable[[], web.Response], read
         server.handlers["/metrics"] = answered
         await server.start()
         connections = Connections(server.url)
-        probe = KvProbe(connections, lambda: time)
+        probe = KvProbe(connections, clock=lambda: time)
         try:
             assert probe.take() is None
             await probe.ask()
