@@ -24,6 +24,7 @@ NO_BACKENDS = (
 def backend_table(backends: tuple[BackendStatus, ...], starts: tuple[EngineStart, ...] = ()) -> Table:
     """Lay out the backends' activity, and the engines that are not ready, in 80 columns."""
     named = any(one.backend.name != POLICY for one in backends) or any(start.name != POLICY for start in starts)
+    cached = any(one.load is not None and one.load.kv_tokens for one in backends)
 
     rows: list[tuple[object, ...]] = [
         (
@@ -33,11 +34,15 @@ def backend_table(backends: tuple[BackendStatus, ...], starts: tuple[EngineStart
             f"{one.load.cached_tokens / one.load.prompt_tokens:.0%}"
             if one.load is not None and one.load.cached_tokens
             else NOTHING,
+            *([_kv_used(one)] if cached else []),
             one.backend.node,
         )
         for one in backends
     ]
-    rows += [(start.backend_id, *([start.name] if named else []), start.state, *[NOTHING] * 5) for start in starts]
+    rows += [
+        (start.backend_id, *([start.name] if named else []), start.state, *[NOTHING] * (6 if cached else 5))
+        for start in starts
+    ]
     problems = [f"{one.backend.backend_id}: {one.problem}{_next_try(one)}" for one in backends if one.problem]
     problems += [f"{one.backend.backend_id}: {one.backend.warning}" for one in backends if one.backend.warning]
     problems += [f"{start.backend_id}: {start.problem}" for start in starts if start.problem]
@@ -50,6 +55,7 @@ def backend_table(backends: tuple[BackendStatus, ...], starts: tuple[EngineStart
         ">in\nflight",
         ">tokens/s",
         ">cache\nhits",
+        *([">KV\nused"] if cached else []),
         "node",
     )
     return table(*headers, rows=rows, title="backends", caption=text("\n".join(map(one_line, said))) if said else None)
@@ -84,6 +90,10 @@ def _rate(one: BackendStatus) -> str:
 def _in_flight(status: BackendStatus) -> str:
     """Write the assignments, and from how many on there are no new ones, if the backend has such a number."""
     return f"{status.in_flight}" if status.room is None else f"{status.in_flight}/{status.room}"
+
+
+def _kv_used(status: BackendStatus) -> str:
+    return f"{status.load.kv_used:.0%}" if status.load is not None and status.load.kv_tokens else NOTHING
 
 
 def _next_try(status: BackendStatus) -> str:

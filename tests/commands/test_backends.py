@@ -303,9 +303,9 @@ def test_tables_of_long_names_fit_80_columns_and_lose_nothing() -> None:
         else:
             joined[-1] = [above + below for above, below in zip(joined[-1], line, strict=True)]
     assert joined == [
-        [backend.backend_id, "draining", "12345", "1000/1024", "12,346", "87%", backend.node],
-        ["new", "probation", "0", "0", "–", "–", "local"],
-        ["idle", "ready", "0", "0", "0", "–", "local"],
+        [backend.backend_id, "draining", "12345", "1000/1024", "12,346", "87%", "61%", backend.node],
+        ["new", "probation", "0", "0", "–", "–", "–", "local"],
+        ["idle", "ready", "0", "0", "0", "–", "–", "local"],
         [backend.backend_id, "2.5", "1024", "131072", backend.model, backend.endpoint],
         ["new", "1", "256", "–", "–", "ipc://new"],
         ["idle", "1", "256", "–", "–", "ipc://i"],

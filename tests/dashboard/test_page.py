@@ -11,10 +11,12 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 from support.later import Later
 from support.waiting import until
 
 from prorl_zmq import PhaseLimits, Sampling
+from prorl_zmq.wire.messages.backends import AddBackend, Backend, BackendAlive, EngineLoad
 from prorl_zmq.wire.messages.base import new_id
 from prorl_zmq.wire.messages.jobs import Harness
 
@@ -343,6 +345,33 @@ def test_nodes_and_backends(served: SharedService, dashboard: Page) -> None:
         (status,) = client.backends.list()
         client.backends.add(status.backend)
     playwright.expect(row).to_contain_text("ready")
+
+
+@pytest.mark.proof(quick=True)
+def test_an_engines_kv_cache_and_its_room_are_shown(served: SharedService, dashboard: Page) -> None:
+    engine = Backend(backend_id="with-kv", endpoint="ipc:///nowhere", name="other", max_in_flight=64)
+    load = EngineLoad(prompt_tokens=2000, cached_tokens=1000, kv_tokens=1_234_567)
+    load = replace(load, kv_used=0.625, queued=3, preempted=17, again_tokens=500)
+    with served.client() as client:
+        client.backends.ask(AddBackend(new_id(), engine, heartbeats=True, room=19))
+        try:
+            client.backends.ask(BackendAlive(new_id(), "with-kv", 0, load, room=19))
+            go(dashboard, "#/backends")
+            row = cells(dashboard, "Backends", "with-kv")
+            assert (row["in flight"], row["cache hits"]) == ("0 of 19", "50 %")
+            cache = cells(dashboard, "KV caches", "with-kv")
+        finally:
+            client.backends.remove("with-kv")
+    assert cache == {
+        "backend": "with-kv",
+        "tokens": "1,234,567",
+        "in use": "63 %",
+        "rollouts": "0",
+        "room": "19",
+        "requests waiting": "3",
+        "preempted": "17",
+        "computed again": "25 %",
+    }
 
 
 def test_a_job_is_cancelled_by_its_button(served: SharedService, dashboard: Page) -> None:

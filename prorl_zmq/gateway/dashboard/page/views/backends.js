@@ -92,6 +92,7 @@ function content(drain) {
     ];
   });
   const hosts = list.backends.filter((status) => status.silent_s != null).map(hostCells);
+  const caches = list.backends.filter((status) => status.load?.kv_tokens).map(cacheCells);
   const warned = list.backends.filter((status) => status.backend.warning);
   const unwell = list.backends.filter((status) => status.problem);
   return [
@@ -122,6 +123,19 @@ function content(drain) {
             "Warnings",
             [["backend", "id"], ["what", "text long"]],
             warned.map((status) => [status.backend.backend_id, status.backend.warning]),
+          ),
+        )
+      : null,
+    caches.length
+      ? card(
+          "KV caches",
+          null,
+          table("KV caches", CACHE_COLUMNS, caches),
+          h(
+            "p",
+            { class: "quiet small" },
+            "In use by running requests; cached prefixes that none of them uses do not count. Computed again: the " +
+              "share of prompt tokens that had been cached. Above a fifth, an engine has too many rollouts.",
           ),
         )
       : null,
@@ -169,6 +183,30 @@ function adapterRows(list) {
     });
     return [model, base, version, count(jobs ?? 0), where.join("; ")];
   });
+}
+
+const CACHE_COLUMNS = [
+  ["backend", "id"],
+  ["tokens", "number"],
+  ["in use", "number"],
+  ["rollouts", "number"],
+  ["room", "number"],
+  ["requests waiting", "number"],
+  ["preempted", "number"],
+  ["computed again", "number"],
+];
+
+function cacheCells({ backend, load, in_flight: held, room }) {
+  return [
+    backend.backend_id,
+    count(load.kv_tokens),
+    percent(load.kv_used ?? 0, 0),
+    count(held),
+    room == null ? NOTHING : count(room),
+    count(load.queued ?? 0),
+    count(load.preempted ?? 0),
+    load.prompt_tokens ? percent((load.again_tokens ?? 0) / load.prompt_tokens, 0) : NOTHING,
+  ];
 }
 
 // A backend that was added by hand has no host that would tell these.
