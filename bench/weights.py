@@ -167,7 +167,7 @@ def measure(quick: bool) -> list[Row]:
         raise Incomplete("PyTorch is not installed: make .venv/.train", rows)
     from weights_real import pauses, snapshots
 
-    return rows + (snapshots(7, 5, 2) + pauses(2, 1) if quick else snapshots(12, 100, 8) + pauses(10, 4))
+    return rows + (snapshots(7, 5, 2) + pauses(2, 1) if quick else snapshots(12, 40, 8) + pauses(5, 4))
 
 
 if __name__ == "__main__":
