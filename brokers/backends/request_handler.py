@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from ...errors import ModelInUse, NoBackend, ProrlError
+from ...errors import ModelInUse, ProrlError
 from ...metrics.catalog import BACKEND_ASSIGNED, BACKEND_FAILURES, BACKEND_WAIT_SECONDS
 from ...system.logs import of_job
 from ...wire.messages.backends import (
@@ -50,7 +50,8 @@ from .backend_probation import Probation
 from .backend_registry import BackendRegistry
 from .context_means import ContextMeans
 from .engine_starts import EngineStarts
-from .room_waits import RoomWaits
+from .no_backend import no_backend
+from .queue_waits import RoomWaits, Wait, WaitLimits
 from .wanted_weights import ModelUpdates
 from .weight_calls import Answer
 from .weight_requests import WeightRequests
@@ -75,6 +76,10 @@ class _Waiting:
     since: float
     closed_s: float = 0.0
     """The wait for room of its queue when it came."""
+
+    @property
+    def wait(self) -> Wait:
+        return Wait(self.since, self.request.wait_s)
 
 
 class _Want(NamedTuple):
@@ -107,6 +112,8 @@ class BackendRequestHandler:
         self._lease_s = lease_s
         self._waiting: dict[_Want, AdmissionQueue[_Waiting]] = {}
         """The queues; blank ones are removed."""
+        self._limits: dict[_Want, WaitLimits] = {}
+        """Of the jobs of each queue."""
         self._room_waits = RoomWaits[_Want]()
         self._contexts = ContextMeans()
         self._owners: dict[str, float] = {}
@@ -162,8 +169,10 @@ class BackendRequestHandler:
         answers = self._ready_answers(now)
         for want, queue in tuple(self._waiting.items()):
             if len(queue) and not self._is_coming(want):
-                for waiting in [waiting for _, waiting in queue.items() if self._until(want, waiting) <= now]:
-                    self._forget_waiting(want, waiting.request.job_id)
+                for job_id in self._limits[want].take_expired(self._last(want), now):
+                    waiting = queue.find(job_id)
+                    assert waiting is not None
+                    queue.withdraw(job_id)
                     answers.append(Answer(waiting.envelope, self._at_last(waiting, now)))
             queue.forget_groups(now)
             self._remove_blank(want)
@@ -175,7 +184,7 @@ class BackendRequestHandler:
             dues += [self._probation.next_due(), self._updates.next_deadline()]
             for want, queue in self._waiting.items():
                 if len(queue) and not self._is_coming(want):
-                    dues.append(min(self._until(want, waiting) for _, waiting in queue.items()))
+                    dues.append(self._limits[want].next_expiry(self._last(want)))
         return min((due for due in dues if due is not None), default=None)
 
     def _look(self, now: float) -> None:
@@ -189,9 +198,9 @@ class BackendRequestHandler:
         """Return whether no wait expires: a backend is starting, or ready ones have no room yet."""
         return self._starts.is_starting(self.heap.adapters.base(want.model)) or self.heap.lacks_room(*want)
 
-    def _until(self, want: _Want, waiting: _Waiting) -> float:
-        last = max(self._starts.last(self.heap.adapters.base(want.model)), self._room_waits.last(want))
-        return max(waiting.since, last) + waiting.request.wait_s
+    def _last(self, want: _Want) -> float:
+        """Return when a backend was coming for the last time: waits begin then."""
+        return max(self._starts.last(self.heap.adapters.base(want.model)), self._room_waits.last(want))
 
     def _ready_answers(self, now: float) -> list[Answer]:
         return self.weights.take_answers() + self._serve_waiting(now)
@@ -274,8 +283,7 @@ class BackendRequestHandler:
             if jobs:
                 raise ModelInUse(f"{jobs} jobs use the model {model}; cancel them, or wait", model=model, jobs=jobs)
             for want in [want for want in self._waiting if want.model == model]:
-                del self._waiting[want]
-                self._room_waits.forget(want)
+                self._forget_queue(want)
         return self.weights.handle(envelope, request, now)
 
     def _described(self, status: BackendStatus, now: float) -> BackendStatus:
@@ -343,7 +351,7 @@ class BackendRequestHandler:
                 return None
             if waiting.request.attempt == request.attempt and before == want:  # the wait counts from the first request
                 again = replace(waiting, envelope=envelope, request=_settled(request))
-                self._waiting[want].enter(job_id, request.group_id, again, now)
+                self._enter(want, again, now)
                 return self._wait_longer(request, want)
             self._forget_waiting(before, job_id)
         assigned = self._try(request, now)
@@ -352,7 +360,7 @@ class BackendRequestHandler:
         if assigned is None:
             self._room_waits.look((), now)
             entered = _Waiting(envelope, _settled(request), now, self._room_waits.seconds(want))
-            self._queue(want).enter(job_id, request.group_id, entered, now, has_left=bool(request.leaving))
+            self._enter(want, entered, now, has_left=bool(request.leaving))
             return self._wait_longer(request, want)
         return assigned
 
@@ -362,8 +370,17 @@ class BackendRequestHandler:
     def _queue(self, want: _Want) -> AdmissionQueue[_Waiting]:
         queue = self._waiting.get(want)
         if queue is None:
-            queue = self._waiting[want] = AdmissionQueue(self.heap.has_begun)
+            made = queue = self._waiting[want] = AdmissionQueue[_Waiting](self.heap.has_begun)
+            self._limits[want] = WaitLimits(lambda job_id: found.wait if (found := made.find(job_id)) else None)
         return queue
+
+    def _enter(self, want: _Want, waiting: _Waiting, now: float, *, has_left: bool = False) -> None:
+        """Let a job wait; one that waits already keeps its place."""
+        queue, request = self._queue(want), waiting.request
+        known = queue.find(request.job_id)
+        queue.enter(request.job_id, request.group_id, waiting, now, has_left=has_left)
+        if known is None or known.wait != waiting.wait:
+            self._limits[want].add(request.job_id, waiting.wait)
 
     def _rerank(self, job_id: str, now: float) -> None:
         """Move a job to its places in the queues after it got a backend."""
@@ -420,13 +437,24 @@ class BackendRequestHandler:
 
     def _remove_blank(self, want: _Want) -> None:
         if want in self._waiting and self._waiting[want].is_blank:
-            del self._waiting[want]
-            self._room_waits.forget(want)
+            self._forget_queue(want)
+
+    def _forget_queue(self, want: _Want) -> None:
+        del self._waiting[want], self._limits[want]
+        self._room_waits.forget(want)
 
     def _serve_waiting(self, now: float) -> list[Answer]:
         answers: list[Answer] = []
-        if not self._waiting:
-            return answers
+        while queues := len(self._waiting):
+            served = self._serve_each_queue(now)
+            answers += served
+            if not served or queues == 1:
+                break
+            # A job that got a backend may wait for one of another model, for which it needs no room now.
+        return answers
+
+    def _serve_each_queue(self, now: float) -> list[Answer]:
+        answers: list[Answer] = []
         for want, queue in tuple(self._waiting.items()):
             if not len(queue):
                 continue
@@ -458,43 +486,8 @@ class BackendRequestHandler:
         if assigned is not None:
             self._owners.setdefault(request.owner, now)
             return assigned
-        base = self.heap.adapters.base(request.model)
-        of_model = [status for status in self.heap.status() if status.backend.name == base]
-        remedy = "register one with `prorl backends add` or start `prorl-engine`"
-        if not of_model and request.model != POLICY:
-            remedy = (
-                f"start one with `name = {request.model!r}` in `[[backends]]`, or with `--model-name`; "
-                "or name a model of the service in the job's `model` or `models`"
-            )
-        if not of_model:
-            remedy = self._starts.failures(base) or remedy
-        elif behind := [status for status in of_model if status.state == "behind"]:
-            remedy = f"backend {behind[0].backend.backend_id} is behind: {behind[0].problem}"
-        begun = self._updates.under_way(request.model)
-        if base != request.model:
-            remedy = _adapter_remedy(request, of_model) or remedy
-        elif begun is not None and any(not one.backend.frozen for one in of_model):
-            remedy = f"weights {begun} are on their way, and none serves them yet: let its jobs wait longer"
-        what = "inference backend" if request.model == POLICY else f"backend of the model {request.model}"
-        has_none = not any(request.pinned in one.backend.adapters.get(request.model, ()) for one in of_model)
-        more = {"version_gone": True} if request.pinned is not None and has_none else {}
-        within = f" within {request.wait_s:g} s" if request.wait_s else ""
-        error = NoBackend(
-            f"no {what} took job {request.job_id}{within}; {remedy}",
-            job_id=request.job_id,
-            waited_s=now - waiting.since,
-            **more,
-        )
+        error = no_backend(request, now - waiting.since, self.heap, self._starts, self._updates)
         return Refused(request.request_id, error.info())
-
-
-def _adapter_remedy(request: Assign, backends: Iterable[BackendStatus]) -> str:
-    """Return why backends that are ready do not take a job of an adapter; empty: they do, or none is ready."""
-    ready = [one for one in backends if one.state == "ready"]
-    if ready and request.pinned is not None:
-        return f"none has version {request.pinned} of the adapter, on which its attempt is to end"
-    problems = {one.backend.backend_id: one.adapter_problems.get(request.model, "") for one in ready}
-    return "; ".join(f"backend {name}: {problem}" for name, problem in problems.items() if problem)
 
 
 def _settled(request: Assign) -> Assign:

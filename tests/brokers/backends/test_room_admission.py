@@ -486,3 +486,17 @@ def test_a_job_learns_how_old_its_group_is() -> None:
     ask("d", "")
     ask("a", "g")
     assert ages == {"a": 7.0, "b": 7.0, "c": 0.0, "d": 0.0}
+
+
+def test_a_job_that_gets_a_backend_gets_one_of_another_model_in_the_same_pass() -> None:
+    """That one has no room, but the job needs none once it holds a backend; it waited for the next tick."""
+    broker = Broker()
+    broker.add("small", room=1, name="judge")
+    broker.ask_for("judge", "a")
+    broker.add(room=1)
+    broker.assign("first")
+    broker.ask_for("judge", "b")
+    broker.assign("b")
+    assert set(broker.backends) == {"a/judge", "first"}
+    broker.release("first")
+    assert set(broker.backends) == {"a/judge", "b", "b/judge"}
