@@ -54,6 +54,8 @@ class Rollout:
     job_id: str
     tokens: list[int]
     turn: int = 0
+    began: float = 0.0
+    """When it got the engine, in seconds of the cores."""
 
 
 @dataclass
@@ -68,6 +70,8 @@ class Tally:
     waiting: float = 0.0
     """Requests in the engine's queue: the mean over heartbeats."""
     beats: int = 0
+    parked: int = 0
+    """Turns."""
     same: float = 0.0
     """Share of the compared turns whose tokens are those of an idle engine."""
 
@@ -119,9 +123,9 @@ class Row:
         while (now := self._clock.now()) < self._began + seconds:
             self._heartbeat(now, counts=now > warm)
             while self._tools and self._tools[0][0] <= now:
-                self._start_turn(heapq.heappop(self._tools)[1])
+                self._start_turn(heapq.heappop(self._tools)[1], now, counts=now > warm)
             if not self._engine.has_unfinished_requests():
-                self._clock.skip_to(min(self._tools[0][0], self._beat))
+                self._clock.skip_to(min([self._beat, *(at for at, _ in self._tools[:1])]))
                 continue
             for output in self._engine.step():
                 if output.finished:
@@ -137,6 +141,7 @@ class Row:
         own = None
         for answer in self._broker.handle([request.request_id.encode(), b""], request, SCALE * now):
             if isinstance(answer.reply, Assigned):
+                self._rollouts[answer.reply.request_id].began = SCALE * now
                 heapq.heappush(self._tools, (now, answer.reply.request_id))
             elif answer.reply.request_id == request.request_id:
                 own = answer.reply
@@ -155,7 +160,8 @@ class Row:
         if now < self._beat:
             return
         self._beat = now + BEAT_S
-        self._figures.measure(SCALE * now)
+        for job_id in self._figures.measure(SCALE * now):
+            self._generate(job_id)
         load = self._figures.load(0, SCALE * now)
         held = self._ask(BackendAlive("beat", "x", 0, load, room=self._room), now)
         if isinstance(held, BackendHeld):
@@ -165,7 +171,15 @@ class Row:
             self.tally.held += len(self._broker.heap.member("x").jobs)
             self.tally.waiting += load.queued
 
-    def _start_turn(self, job_id: str) -> None:
+    def _start_turn(self, job_id: str, now: float, *, counts: bool) -> None:
+        rollout, parking = self._rollouts[job_id], self._figures.parking
+        turn = job_id, job_id, rollout.began, len(rollout.tokens), SCALE * now
+        if self._way != OURS or parking is None or not parking.hold(*turn):
+            self._generate(job_id)
+        elif counts:
+            self.tally.parked += 1
+
+    def _generate(self, job_id: str) -> None:
         self._engine.add_request(job_id, {"prompt_token_ids": list(self._rollouts[job_id].tokens)}, sampling())
 
     def _end_turn(self, output: Any, now: float, *, counts: bool) -> None:
