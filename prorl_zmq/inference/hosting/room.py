@@ -21,7 +21,7 @@ computed again, both smoothed over `SMOOTH_S`, the first row that applies decide
 | a preemption | 0.8 b' | yes |
 | for `PATIENCE_S`, more than half of the held rollouts wait in the engine, or a > 0.25 | 0.8 b' | yes |
 | u > 0.75 | b' · 0.6 / u | yes |
-| it is used up, all held rollouts were replaced, none waits, u < 0.6, and a < 0.05 | b (1 + 0.25 (1 − u / 0.6)²) | |
+| it is used up, all held rollouts were replaced, none waits, u < 0.6, and a < 0.05 | b (1 + 0.2 (1 − u / 0.6)²) | |
 | else | b | |
 
 b' is b, or what is charged if that is less, but at least b / 2. No reduction ends a rollout: the broker sends new ones
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 TARGET, HIGH = 0.6, 0.75
 """Share of KV in use below which b may grow, and above which it is reduced. The contexts of rollouts that wait for a
 tool are not in use, and need the rest."""
-GROWTH, CUT = 0.25, 0.8
+GROWTH, CUT = 0.2, 0.8
 AGAIN_LOW, AGAIN_HIGH = 0.05, 0.25
 SMOOTH_S, RESUMED_S, PATIENCE_S, SETTLED_S = 60.0, 20.0, 60.0, 120.0
 LEAST = 2
