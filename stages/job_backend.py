@@ -164,7 +164,7 @@ class JobBackend:
                 )
             GENERATE_SECONDS.observe(time.monotonic() - began, backend.backend_id)
             self._context_tokens = max(self._context_tokens, len(token_ids) + len(done.token_ids))
-            return replace(done, room_wait_s=moved_s) if moved_s else done
+            return replace(done, room_wait_s=done.room_wait_s + moved_s) if moved_s else done
 
         return await self._answered(generate)
 

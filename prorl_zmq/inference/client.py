@@ -329,8 +329,8 @@ def read_generation(reply: Any, frames: Sequence[bytes | zmq.Frame], max_tokens:
         raise MalformedMessage(f"a weight version is not an int32 of 0 or more: {reply.spans}")
     token_ids, logprobs = _flat(frames[0]).view(np.int32), _flat(frames[1]).view(np.float32)
     records = {form.name: _array(form, frame) for form, frame in zip(reply.arrays, frames[2:], strict=True)}
-    parts = (token_ids, logprobs, reply.spans, reply.finish_reason, reply.cached_tokens, records, reply.again_tokens)
-    return checked(Generation(*parts), max_tokens)
+    parts = (token_ids, logprobs, reply.spans, reply.finish_reason, reply.cached_tokens, records)
+    return checked(Generation(*parts, reply.again_tokens, reply.parked_s), max_tokens)
 
 
 def read_scores(reply: Any, frames: Sequence[bytes | zmq.Frame], tokens: int, top: int) -> Scores:

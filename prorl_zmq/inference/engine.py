@@ -58,7 +58,7 @@ class Generation:
     again_tokens: int = 0
     """Tokens of the prompt that had been cached and were computed again: its host counts them."""
     room_wait_s: float = 0.0
-    """How long the job waited for room in the engine that generated, after another one had failed."""
+    """How long the turn waited for room: parked by the host, or as the job left an engine that failed."""
 
 
 @dataclass(frozen=True, slots=True)

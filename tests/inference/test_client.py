@@ -327,8 +327,8 @@ def test_new_weights_may_end_a_turn_before_its_first_token() -> None:
 
 def test_parts_that_fit_are_taken() -> None:
     spans = (VersionSpan(4, 0, 1), VersionSpan(5, 1, 2))
-    reply = Generated("r", finish_reason="stop", spans=spans, cached_tokens=3, again_tokens=7)
+    reply = Generated("r", finish_reason="stop", spans=spans, cached_tokens=3, again_tokens=7, parked_s=0.5)
     generation = read_generation(reply, [IDS.tobytes(), LOGPROBS.tobytes()], max_tokens=2)
     assert generation.token_ids.tolist() == [1, 2]
     assert generation.logprobs.dtype == np.float32
-    assert (generation.cached_tokens, generation.again_tokens) == (3, 7)
+    assert (generation.cached_tokens, generation.again_tokens, generation.room_wait_s) == (3, 7, 0.5)

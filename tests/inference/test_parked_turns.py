@@ -102,6 +102,8 @@ def test_a_parked_turn_has_the_tokens_log_probs_and_versions_of_any_other(in_wor
             np.testing.assert_array_equal(one.logprobs, alone.logprobs)
             assert one.spans == alone.spans
         assert marks == ["parked"]
+        assert done.room_wait_s > 0.0
+        assert old.room_wait_s == alone.room_wait_s == 0.0
 
     in_world(test)
 

@@ -49,7 +49,7 @@ def frame_bytes(frame: bytes | zmq.Frame) -> bytes:
     return frame if isinstance(frame, bytes) else frame.bytes
 
 
-def generated(request_id: str, done: Generation, again_tokens: int = 0) -> tuple[Generated, list[Frame]]:
+def generated(request_id: str, done: Generation, again_tokens: int, parked_s: float) -> tuple[Generated, list[Frame]]:
     """Return the answer to a request, and its arrays."""
     header = Generated(
         request_id,
@@ -57,6 +57,7 @@ def generated(request_id: str, done: Generation, again_tokens: int = 0) -> tuple
         spans=done.spans,
         cached_tokens=done.cached_tokens,
         again_tokens=again_tokens,
+        parked_s=parked_s,
         arrays=tuple(array_form(name, one) for name, one in done.records.items()),
     )
     arrays: list[Frame] = [done.token_ids.tobytes(), done.logprobs.tobytes()]

@@ -356,11 +356,11 @@ class EngineHost:
                 if traced is not None:
                     attributes = {"prorl.job.id": request.job_id, "prorl.backend": self._options.backend_id}
                     traced.set_attributes(attributes | {"prorl.engine.running": self._running})
-                await self._parked.wait(request, len(token_ids))
+                parked_s = await self._parked.wait(request, len(token_ids))
                 done = await self._answer(request, token_ids)
             done = as_plain(done, len(token_ids))
             again_tokens = self._figures.note_turn(request.job_id, token_ids, done, time.monotonic())
-            answer, result = generated(request_id, done, again_tokens), done.finish_reason
+            answer, result = generated(request_id, done, again_tokens, parked_s), done.finish_reason
         except asyncio.CancelledError:
             result = "cancelled"
             log.debug("generation %s was aborted", request_id)

@@ -31,8 +31,8 @@ class ParkedTurns:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    async def wait(self, request: Generate, tokens: int) -> None:
-        """Return when a turn may begin.
+    async def wait(self, request: Generate, tokens: int) -> float:
+        """Return when a turn may begin, with the seconds that it was parked.
 
         Args:
             request: the turn.
@@ -43,7 +43,7 @@ class ParkedTurns:
         """
         now, turn = time.monotonic(), request.request_id
         if self._parking is None or not self._parking.hold(turn, request.job_id, now - request.age_s, tokens, now):
-            return
+            return 0.0
         self._waiting[turn] = asyncio.get_running_loop().create_future()
         try:
             self.tell(turn)
@@ -51,6 +51,7 @@ class ParkedTurns:
         finally:
             del self._waiting[turn]
             self._parking.withdraw(turn)
+        return time.monotonic() - now
 
     def tell(self, turn: str) -> None:
         """Call `on_parked` if a turn is parked, since one more client asks for it."""

@@ -162,6 +162,8 @@ class Generated(Reply, frozen=True, kw_only=True):
     """Prompt tokens found in the engine's prefix cache."""
     again_tokens: Annotated[int, Meta(ge=0)] = 0
     """Prompt tokens that had been cached and were computed again, as in `EngineLoad`."""
+    parked_s: Annotated[float, Meta(ge=0)] = 0.0
+    """How long the host held the turn back (see `Parked`)."""
     arrays: Annotated[tuple[ArrayForm, ...], Meta(max_length=8)] = ()
     """The arrays of the records, one frame each (see `wire.records`)."""
 
