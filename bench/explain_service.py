@@ -23,8 +23,9 @@ from prorl_zmq.brokers.journal.journal import Journal
 from prorl_zmq.brokers.rollout.rollout_broker import RolloutBroker
 from prorl_zmq.client.submission import Submission
 from prorl_zmq.client.trace_log import TraceLog
-from prorl_zmq.config import BackendBrokerSettings, RolloutBrokerSettings, ServiceSettings, Topology, own_run_dir
+from prorl_zmq.config import BackendBrokerSettings, RolloutBrokerSettings, ServiceSettings, Topology
 from prorl_zmq.system.processes import die_with_parent
+from prorl_zmq.system.run_folder import own_run_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

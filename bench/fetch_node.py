@@ -12,10 +12,10 @@ from node_service import NodeService
 
 from prorl_zmq import Job, RolloutClient, Trajectory
 from prorl_zmq.client.block_fetcher import BlockFetcher
-from prorl_zmq.config import own_run_dir
 from prorl_zmq.data.trajectory import array_views
 from prorl_zmq.security.keyring import CLIENT, Keyring
 from prorl_zmq.service.service_folder import ServiceFolder
+from prorl_zmq.system.run_folder import own_run_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

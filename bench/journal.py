@@ -27,9 +27,9 @@ from prorl_zmq import Job, RolloutClient
 from prorl_zmq.brokers.journal.journal import Journal
 from prorl_zmq.brokers.journal.journal_summary import size_of
 from prorl_zmq.brokers.journal.records import Finished, JobState, job_digest
-from prorl_zmq.config import own_run_dir
 from prorl_zmq.data.trajectory import block_bytes
 from prorl_zmq.system.processes import die_with_parent
+from prorl_zmq.system.run_folder import own_run_dir
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.jobs import Outcome, Result
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from prorl_zmq import RolloutClient
-from prorl_zmq.config import own_run_dir
 from prorl_zmq.system.processes import die_with_parent
+from prorl_zmq.system.run_folder import own_run_dir
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

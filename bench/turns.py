@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from harness import Row, main, picture_path
 
-from prorl_zmq.data.trajectory import Role, TrajectoryBuilder
+from prorl_zmq.data.trajectory import Role
+from prorl_zmq.data.trajectory_builder import TrajectoryBuilder
 from prorl_zmq.inference.chat import ChatFormat, ChatMessage
 from prorl_zmq.inference.chat.loading import load_chat_format
 from prorl_zmq.wire.messages.chat import ChatSettings

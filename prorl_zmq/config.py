@@ -18,9 +18,9 @@ from .system.http_address import http_address
 from .system.logs import LogFormat, LogLevel, keep_secret
 from .system.node_name import default_node
 from .system.plugins import load_plugin, offered
+from .system.run_folder import own_run_dir
 from .system.run_places import NAME_PATTERN, base_run_dir, name_of_environment, named_run_dir
 from .system.settings_file import checked_settings, read_toml
-from .system.unix_peers import way_problem
 from .wire.messages.base import JOB_LIMIT_BYTES, POLICY, Count, ModelName, Seconds
 from .wire.messages.chat import History, ParserUrl, TemplateArguments, ToolCallFormatName  # noqa: TC001 - msgspec reads the annotations at run time
 from .wire.messages.jobs import Phase, SandboxKind
@@ -38,10 +38,6 @@ token servers."""
 SessionPattern = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:*?!\[\]-]{1,128}\Z")]
 """Other characters are in no session's name, so such a pattern would fit none."""
 
-JOURNAL_SUFFIX = ".journal"
-"""Journals may be moved to a new folder, with the files that SQLite makes next to them."""
-RUN_DIR_MARK = ".prorl-run-dir"
-MARK_TEXT = "The run folder of a prorl_zmq service, which removes what it left here: sockets, sandboxes and locks.\n"
 SERVICE_VARIABLE = "PRORL_SERVICE_ID"
 """Environment variable that names one life of `prorl serve` to its children."""
 
@@ -397,41 +393,6 @@ class Topology(Section, frozen=True):
             InvalidEndpoint: it is malformed, or its path is too long for ipc.
         """
         return check_endpoint(template.replace("{run_dir}", str(self.run_dir)))
-
-
-def run_dir_problem(path: Path) -> str:
-    """Return why a folder that exists cannot be a run folder: it is not ours alone, or has other things in it."""
-    try:
-        if problem := way_problem(path):
-            return problem
-        if path.stat().st_uid != os.getuid():
-            return f"{path} is root's"
-        if (path / RUN_DIR_MARK).is_file():
-            return ""
-        others = sorted(each.name for each in path.iterdir() if JOURNAL_SUFFIX not in each.name)
-    except OSError as error:
-        return f"{path} cannot be looked at: {error.strerror}"
-    return f"{path} was not made as one and has other things in it ({', '.join(others[:3])})" if others else ""
-
-
-def own_run_dir(path: Path) -> Path:
-    """Make the run folder, private to this user (0700) and marked as one, and return it.
-
-    Raises:
-        ConfigError: it cannot be made, is not this user's alone, or has other things in it: a service removes what an
-            earlier one left there.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if problem := run_dir_problem(path):
-            words = f"{problem}; name an empty or new folder of your own with --run-dir or $PRORL_RUN_DIR"
-            raise ConfigError(f"this cannot be the run folder: {words}", key="run_dir")
-        path.chmod(0o700)
-        if not (path / RUN_DIR_MARK).exists():
-            (path / RUN_DIR_MARK).write_text(MARK_TEXT, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"the run folder {path} cannot be used: {error.strerror}", key="run_dir") from error
-    return path
 
 
 def load_topology(path: Path | None, modules: Path | None = None) -> Topology:

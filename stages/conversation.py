@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..data.records import part_of
 from ..data.rows import TRUNCATING
-from ..data.trajectory import Role, TrajectoryBuilder
+from ..data.trajectory import Role
+from ..data.trajectory_builder import TrajectoryBuilder
 from ..errors import HandlerFailed, InvalidJob
 from ..inference.chat import ChatMessage
 from ..inference.tool_calls.call import MalformedCall, ToolCall

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from msgspec.structs import replace
 
 from ..data.conversations import finite_reward
-from ..data.trajectory import TrajectoryBuilder
+from ..data.trajectory_builder import TrajectoryBuilder
 from ..errors import HandlerFailed
 from ..wire.messages.base import TIMINGS_LIMIT
 from ..wire.messages.jobs import MAIN, STEPS_LIMIT, ConversationPart, Step, StepTokens

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ..data.trajectory import TrajectoryBuilder
+    from ..data.trajectory_builder import TrajectoryBuilder
     from ..tools.sandbox.sandbox import Sandbox
     from ..wire.messages.jobs import Job, RecordForm
     from ..wire.messages.stages import StartPhase

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from prorl_zmq.data.trajectory import TokenArrays, array_views
 
 if TYPE_CHECKING:
-    from prorl_zmq.data.trajectory import TrajectoryBuilder
+    from prorl_zmq.data.trajectory_builder import TrajectoryBuilder
 
 
 def segments_of(trajectory: TrajectoryBuilder) -> list[TokenArrays]:

@@ -10,7 +10,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from prorl_zmq import Group
-from prorl_zmq.data.trajectory import Role, Trajectory, TrajectoryBuilder
+from prorl_zmq.data.trajectory import Role, Trajectory
+from prorl_zmq.data.trajectory_builder import TrajectoryBuilder
 from prorl_zmq.wire.messages.jobs import ConversationPart, Outcome, Result
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from prorl_zmq.data.trajectory import Role, TokenArrays, TrajectoryBuilder, array_views, records_at
+from prorl_zmq.data.trajectory import Role, TokenArrays, array_views, records_at
+from prorl_zmq.data.trajectory_builder import TrajectoryBuilder
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

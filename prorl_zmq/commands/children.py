@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from ..config import SERVICE_VARIABLE, own_run_dir
+from ..config import SERVICE_VARIABLE
 from ..errors import ConfigError, EndpointInUse, ProrlError
 from ..security.keys import VARIABLE, named_folder
 from ..service.broker_topologies import backend_topologies, rollout_topologies
@@ -18,6 +18,7 @@ from ..service.process_plans import AnyPlan, BrokerPlan, EnginePlan, HttpPlan, S
 from ..service.service_folder import BACKENDS, WAIT_S, ServiceFolder
 from ..system.logs import keep_secret, say, start_logging
 from ..system.node_name import place_of
+from ..system.run_folder import own_run_dir
 from ..system.traces import tracing
 from ..wire.messages.base import new_id
 from ..wire.sockets import endpoint_beside

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from ..config import SecuritySettings, Topology, own_run_dir
+from ..config import SecuritySettings, Topology
 from ..errors import ConfigError, SandboxUnavailable
 from ..service.preloading import begun_fork_server
 from ..service.run_dir import LOCK
@@ -25,6 +25,7 @@ from ..service.service_folder import LOCK as SERVICE_LOCK
 from ..system.http_address import http_address
 from ..system.logs import say, start_logging
 from ..system.node_name import short_id
+from ..system.run_folder import own_run_dir
 from ..system.run_places import shared_run_dir
 from . import options
 from .earlier_training import Journals, continue_training, training_of

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import zmq
 
-from ..config import SandboxSettings, run_dir_problem
+from ..config import SandboxSettings
 from ..errors import ConfigError, ProrlError
 from ..inference.engine_kind import examine_kinds
 from ..system.installation import how_to_install
+from ..system.run_folder import run_dir_problem
 from ..system.run_places import default_run_dir
 from ..tools.containers.cgroups import make_cgroups
 from ..tools.containers.kinds import container_class, known_kinds

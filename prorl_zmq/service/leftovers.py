@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..config import JOURNAL_SUFFIX, RUN_DIR_MARK, run_dir_problem
 from ..errors import ConfigError, EndpointInUse
 from ..inference.weights.copy_folder import find_copies, unused_copy
 from ..system.held_file import holder
+from ..system.run_folder import JOURNAL_SUFFIX, RUN_DIR_MARK, run_dir_problem
 from ..system.run_places import base_run_dir, default_run_dir, shared_run_dir
 from ..tools.images.fingerprint import size_bytes
 from ..tools.images.image import lock_alone

@@ -6,9 +6,9 @@ import contextlib
 import shutil
 from typing import TYPE_CHECKING
 
-from ..config import own_run_dir
 from ..errors import ConfigError, EndpointInUse
 from ..system.held_file import held
+from ..system.run_folder import own_run_dir
 from .process_plans import PLANS
 
 if TYPE_CHECKING:

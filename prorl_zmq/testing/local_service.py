@@ -26,12 +26,13 @@ import zmq
 
 from ..client.asynchronous.client import AsyncRolloutClient
 from ..client.blocking.client import RolloutClient
-from ..config import own_run_dir, parse_topology
+from ..config import parse_topology
 from ..errors import ConfigError
 from ..inference.engine import Engine
 from ..inference.hosting.host import EngineHost, HostOptions
 from ..stages.handler import load_handlers, make_handler
 from ..stages.stage_process import StageOptions, StageProcess, make_sandboxes
+from ..system.run_folder import own_run_dir
 from ..tools.sandbox.sweeping import sweep
 from ..wire.messages.base import POLICY, ModelName
 from ..wire.messages.jobs import Phase

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...data.trajectory import TrajectoryBuilder
+from ...data.trajectory_builder import TrajectoryBuilder
 from ...wire.messages.jobs import MAIN
 from ...wire.records import EXPERTS
 from ..episode import ConversationRecord

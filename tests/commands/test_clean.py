@@ -14,9 +14,9 @@ from documents import CLEAN_COMMANDS
 from rootfs import tiny_root_filesystem
 from support.commands import prorl
 
-from prorl_zmq.config import own_run_dir
 from prorl_zmq.inference.weights.copy_folder import used_copy
 from prorl_zmq.service.service_folder import ServiceFolder
+from prorl_zmq.system.run_folder import own_run_dir
 from prorl_zmq.tools.images.image import lock_image
 from prorl_zmq.tools.images.image_store import ImageStore
 

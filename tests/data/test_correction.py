@@ -10,7 +10,8 @@ import pytest
 
 from prorl_zmq import Sampling, collate
 from prorl_zmq.data.correction import LogprobsWarning, check_logprobs
-from prorl_zmq.data.trajectory import Role, Trajectory, TrajectoryBuilder
+from prorl_zmq.data.trajectory import Role, Trajectory
+from prorl_zmq.data.trajectory_builder import TrajectoryBuilder
 from prorl_zmq.inference.policy import draw
 from prorl_zmq.inference.records import mask_arrays
 from prorl_zmq.inference.truncation import truncated

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prorl_zmq.data.last_turns import turns_so_far
-from prorl_zmq.data.trajectory import Role, TokenArrays, TrajectoryBuilder, array_views
+from prorl_zmq.data.trajectory import Role, TokenArrays, array_views
+from prorl_zmq.data.trajectory_builder import TrajectoryBuilder
 from prorl_zmq.wire.messages.jobs import Step
 from prorl_zmq.wire.messages.watching import TOKENS_LIMIT, TURNS_LIMIT
 

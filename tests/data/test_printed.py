@@ -8,7 +8,8 @@ import numpy as np
 from finished_groups import chat, group, with_tool
 
 from prorl_zmq.data.printed import NOTE_CHARACTERS, SHOWN_TURNS
-from prorl_zmq.data.trajectory import Role, Trajectory, TrajectoryBuilder
+from prorl_zmq.data.trajectory import Role, Trajectory
+from prorl_zmq.data.trajectory_builder import TrajectoryBuilder
 from prorl_zmq.errors import ErrorInfo
 from prorl_zmq.wire.messages.jobs import Outcome, Result
 

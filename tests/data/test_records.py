@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from prorl_zmq.data.records import ALIGNMENT
-from prorl_zmq.data.trajectory import Role, Trajectory, TrajectoryBuilder, block_bytes, records_at
+from prorl_zmq.data.trajectory import Role, Trajectory, block_bytes, records_at
+from prorl_zmq.data.trajectory_builder import TrajectoryBuilder
 from prorl_zmq.errors import EngineFailed, MalformedMessage
 from prorl_zmq.wire.messages.jobs import ArrayForm, Outcome, RecordForm, Result
 

@@ -7,15 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl_zmq.data.trajectory import (
-    TOKEN_BYTES,
-    TURN_BYTES,
-    Role,
-    Trajectory,
-    TrajectoryBuilder,
-    array_views,
-    block_bytes,
-)
+from prorl_zmq.data.trajectory import TOKEN_BYTES, TURN_BYTES, Role, Trajectory, array_views, block_bytes
+from prorl_zmq.data.trajectory_builder import TrajectoryBuilder
 from prorl_zmq.errors import ErrorInfo, MalformedMessage
 from prorl_zmq.wire.messages.jobs import Outcome, Result
 

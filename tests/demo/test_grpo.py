@@ -7,7 +7,8 @@ import pytest
 from finished_groups import Talk, Turn, played
 
 from prorl_zmq import Group
-from prorl_zmq.data.trajectory import Role, Trajectory, TrajectoryBuilder
+from prorl_zmq.data.trajectory import Role, Trajectory
+from prorl_zmq.data.trajectory_builder import TrajectoryBuilder
 from prorl_zmq.demo.grpo import Grpo, Settings, advantages_of
 from prorl_zmq.inference.policy import Policy, PolicyShape, draw
 from prorl_zmq.wire.messages.jobs import Outcome, Result

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from prorl_zmq.data.trajectory import Role, Trajectory, TrajectoryBuilder
+from prorl_zmq.data.trajectory import Role, Trajectory
+from prorl_zmq.data.trajectory_builder import TrajectoryBuilder
 from prorl_zmq.errors import ErrorInfo
 from prorl_zmq.evaluation.plan import Plan, RolloutIndex, Settings, job_id
 from prorl_zmq.evaluation.run_folder import RunFolder, Sample

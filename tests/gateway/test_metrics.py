@@ -10,10 +10,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.waiting import until_async
 
-from prorl_zmq.config import own_run_dir
 from prorl_zmq.metrics.report import FLUSH_S
 from prorl_zmq.security.keys import KeyFolder
 from prorl_zmq.service.metrics_inbox import MetricsInbox
+from prorl_zmq.system.run_folder import own_run_dir
 from prorl_zmq.wire.messages.base import KeyRole
 
 from .conftest import Http, http

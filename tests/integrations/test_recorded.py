@@ -17,7 +17,8 @@ from prorl_zmq import Job
 from prorl_zmq.data.records import with_record
 from prorl_zmq.data.rows import rows_of
 from prorl_zmq.data.scores import Scores, scores_record
-from prorl_zmq.data.trajectory import Role, Trajectory, TrajectoryBuilder
+from prorl_zmq.data.trajectory import Role, Trajectory
+from prorl_zmq.data.trajectory_builder import TrajectoryBuilder
 from prorl_zmq.errors import ConfigError, InvalidJob, NotTrainable
 from prorl_zmq.integrations.recorded import Asked, routes, supports, teacher_scores
 from prorl_zmq.integrations.session import Sample

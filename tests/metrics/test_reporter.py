@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from prorl_zmq.config import own_run_dir
 from prorl_zmq.metrics.catalog import JOBS_ENDED, PROCESSES, SLOTS, TURNS
 from prorl_zmq.metrics.metric import Metric
 from prorl_zmq.metrics.report import CHUNK, INBOX, MetricsReport
 from prorl_zmq.metrics.reporter import MetricsReporter
+from prorl_zmq.system.run_folder import own_run_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,8 @@ from support import forks
 from support.waiting import until
 
 from prorl_zmq import Job, RolloutClient
-from prorl_zmq.config import RolloutBrokerSettings, ServiceSettings, Topology, own_run_dir
+from prorl_zmq.config import RolloutBrokerSettings, ServiceSettings, Topology
+from prorl_zmq.system.run_folder import own_run_dir
 from prorl_zmq.testing import BrokerThreads, LocalService
 
 from .scripted import ScriptedHandler

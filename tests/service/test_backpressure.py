@@ -20,10 +20,11 @@ import zmq
 from support.waiting import until
 
 from prorl_zmq import Job, RolloutClient
-from prorl_zmq.config import own_run_dir
-from prorl_zmq.data.trajectory import Role, TrajectoryBuilder
+from prorl_zmq.data.trajectory import Role
+from prorl_zmq.data.trajectory_builder import TrajectoryBuilder
 from prorl_zmq.errors import Busy
 from prorl_zmq.system.processes import die_with_parent
+from prorl_zmq.system.run_folder import own_run_dir
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.base import PROTOCOL_VERSION
 from prorl_zmq.wire.messages.jobs import Phase

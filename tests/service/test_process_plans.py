@@ -15,12 +15,13 @@ from support.commands import complaint, run
 from prorl_zmq import cli
 from prorl_zmq.commands import children
 from prorl_zmq.commands.children import run_child
-from prorl_zmq.config import BackendSettings, GatewaySettings, ServiceSettings, StageSettings, Topology, own_run_dir
+from prorl_zmq.config import BackendSettings, GatewaySettings, ServiceSettings, StageSettings, Topology
 from prorl_zmq.errors import ConfigError
 from prorl_zmq.inference.hosting import host_process
 from prorl_zmq.service.child_plans import plan_brokers, plan_children, plan_node
 from prorl_zmq.service.process_plans import PLAN_LIMIT_BYTES, EnginePlan, read_plan
 from prorl_zmq.service.service_folder import ServiceFolder
+from prorl_zmq.system.run_folder import own_run_dir
 from prorl_zmq.wire.messages.base import PROTOCOL_VERSION
 from prorl_zmq.wire.messages.jobs import Phase
 

@@ -14,8 +14,8 @@ import pytest
 from support.commands import prorl
 
 from prorl_zmq import Job, RolloutClient
-from prorl_zmq.config import RUN_DIR_MARK, own_run_dir
 from prorl_zmq.errors import ConfigError, InvalidEndpoint
+from prorl_zmq.system.run_folder import RUN_DIR_MARK, own_run_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -22,8 +22,8 @@ from support.services import Service, serving
 from support.waiting import until
 
 from prorl_zmq import Backend, Job, RolloutClient
-from prorl_zmq.config import RUN_DIR_MARK, own_run_dir
 from prorl_zmq.security.keys import KeyFolder
+from prorl_zmq.system.run_folder import RUN_DIR_MARK, own_run_dir
 from prorl_zmq.wire.messages.base import KeyRole
 from prorl_zmq.wire.messages.engines import WeightUpdate
 

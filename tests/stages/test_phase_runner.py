@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from prorl_zmq.data.scores import Scores
-from prorl_zmq.data.trajectory import Role, TrajectoryBuilder
+from prorl_zmq.data.trajectory import Role
+from prorl_zmq.data.trajectory_builder import TrajectoryBuilder
 from prorl_zmq.errors import Busy, EngineFailed, ErrorInfo, GraderFailed, HandlerFailed, SandboxLimitExceeded
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.inference.engine import Generation

@@ -27,9 +27,10 @@ from prorl_zmq import AsyncRolloutClient, Job
 from prorl_zmq.brokers.backends.backend_broker import BackendBroker
 from prorl_zmq.brokers.journal.journal import Journal
 from prorl_zmq.brokers.rollout.rollout_broker import RolloutBroker
-from prorl_zmq.config import RolloutBrokerSettings, ServiceSettings, Topology, own_run_dir
+from prorl_zmq.config import RolloutBrokerSettings, ServiceSettings, Topology
 from prorl_zmq.stages.handler import AgentHandler, EvalPhase, Evaluation, PhaseData, RunPhase
 from prorl_zmq.stages.stage_process import StageOptions, StageProcess
+from prorl_zmq.system.run_folder import own_run_dir
 from prorl_zmq.wire.messages.jobs import Phase
 
 if TYPE_CHECKING:

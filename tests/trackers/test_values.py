@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl_zmq.data.trajectory import Role, Trajectory, TrajectoryBuilder
+from prorl_zmq.data.trajectory import Role, Trajectory
+from prorl_zmq.data.trajectory_builder import TrajectoryBuilder
 from prorl_zmq.trackers import batch_values, rollout_values
 from prorl_zmq.trackers.values import NAME_CHARACTERS, NAMES, loggable
 from prorl_zmq.wire.messages.batches import BatchReport, Distribution, GivenUpGroup, RolloutDistribution

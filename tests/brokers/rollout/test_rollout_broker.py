@@ -20,7 +20,8 @@ from prorl_zmq import AsyncRolloutClient, RolloutClient
 from prorl_zmq.brokers.journal.journal import Journal
 from prorl_zmq.brokers.rollout.rollout_broker import RolloutBroker
 from prorl_zmq.config import RolloutBrokerSettings, ServiceSettings, Topology
-from prorl_zmq.data.trajectory import Role, Trajectory, TrajectoryBuilder, block_bytes
+from prorl_zmq.data.trajectory import Role, Trajectory, block_bytes
+from prorl_zmq.data.trajectory_builder import TrajectoryBuilder
 from prorl_zmq.errors import InvalidEndpoint, JournalFailed
 from prorl_zmq.system.pauses import PAUSE_S
 from prorl_zmq.wire import codec

@@ -9,7 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from prorl_zmq.brokers.rollout import turn_requests
-from prorl_zmq.data.trajectory import Role, TrajectoryBuilder, array_views
+from prorl_zmq.data.trajectory import Role, array_views
+from prorl_zmq.data.trajectory_builder import TrajectoryBuilder
 from prorl_zmq.errors import MalformedMessage
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.base import Refused
