@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from .client.blocking.client import RolloutClient
     from .inference.checkpoint import TensorKind
+    from .inference.relay.publisher_relay import PublisherRelay
     from .inference.weights.published_weights import PublishedWeights
     from .wire.messages.backends import Backend
     from .wire.messages.engines import UpdateMode, UpdateTimes
@@ -106,8 +107,12 @@ class WeightsPublisher:
         lora: the weights are a LoRA adapter on `served`, which the engines serve as `model`; see `publish`. The folder
             is then one that PEFT's `save_pretrained` could have written; `rename` and `part_bytes` do not concern it.
         base: with `lora`, the name of the model that it adapts, if backends of several models have adapter slots.
+        relay: with `form="delta"`, where this process serves the folder to engine hosts that do not see it, as
+            `tcp://ADDRESS:*` with an address that they reach. They fetch the versions from here and from each other.
+            Empty: all hosts see the folder. Beyond loopback, the client needs keys.
 
     Raises:
+        InvalidEndpoint, EndpointInUse: `relay` cannot be bound.
         ConfigError: another publisher uses the folder, another account could write to it, a rank has a client that
             should not, or lacks one, or a library for deltas is missing.
         InvalidWeights: `served` has no safetensors files, or one cannot be read.
@@ -128,6 +133,7 @@ class WeightsPublisher:
         model: str = POLICY,
         lora: bool = False,
         base: str = "",
+        relay: str = "",
     ) -> None:
         if keep < 1:
             raise ConfigError("keep is at least 1: engines read the newest folder", key="keep")
@@ -135,6 +141,8 @@ class WeightsPublisher:
             raise ConfigError(f"form is {' or '.join(get_args(WeightsForm))}, not {form!r}", key="form")
         if lora and form == "delta":
             raise ConfigError("an adapter (lora=True) is written in full each time", key="form")
+        if relay and form != "delta":
+            raise ConfigError(f"relay is for form='delta': the form {form} has no checksums", key="relay")
         if base and not lora:
             raise ConfigError("only an adapter (lora=True) has a base model", key="base")
         if (client is not None) != (rank() == 0) and not callable(client):
@@ -155,6 +163,7 @@ class WeightsPublisher:
         self._served: dict[str, TensorKind] = {}
         self._versions: PublishedWeights | None = None
         """The versions of the form `delta`."""
+        self._relay: PublisherRelay | None = None
         self._warned = False
         self._lock: int | None = None
         if self._client is None:
@@ -171,6 +180,11 @@ class WeightsPublisher:
             except ImportError as error:
                 raise ConfigError(str(error), key="form") from error
             self._versions = PublishedWeights(self._folder, self._served)
+        if relay:
+            from .inference.relay.publisher_relay import PublisherRelay
+
+            backends = self._client.backends
+            self._relay = PublisherRelay(self._folder, relay, backends.keyring, backends.ask)
         for unfinished in self._folder.glob(".weights-*"):
             shutil.rmtree(unfinished, ignore_errors=True)
 
@@ -233,6 +247,8 @@ class WeightsPublisher:
 
     def close(self) -> None:
         """Let others publish in this folder, and close a client that was opened here."""
+        if self._relay is not None:
+            self._relay.close()
         if self._versions is not None:
             self._versions.close()
         lock, self._lock = self._lock, None
@@ -318,6 +334,7 @@ class WeightsPublisher:
         """Have the engines load the weights; an engine that dies meanwhile loads them when it is back."""
         assert self._client is not None, "rank 0 updates"
         until = time.monotonic() + timeout_s
+        relay = self._relay.relay(path) if self._relay is not None else None
         while True:
             left_s = until - time.monotonic()
             try:
@@ -330,6 +347,7 @@ class WeightsPublisher:
                         model=self._model,
                         base=self._base,
                         digest=digest,
+                        relay=relay,
                     )
                 except (NoBackend, EngineFailed, RequestTimeout) as error:
                     backends = [one.backend for one in self._client.backends.list()]

@@ -40,8 +40,10 @@ MAY_IMPORT = {
     "inference.vllm": BASE | {"inference", "inference.chat"},
     "inference.http": BASE | {"inference", "inference.chat", "inference.tool_calls"},
     "inference.weights": {"errors", "system", "inference"},
+    "inference.relay": {"errors", "system", "wire", "security", "inference", "inference.weights"},
     "inference.hosting": BASE
-    | {"inference", "inference.weights", "inference.chat", "inference.embedded", "inference.vllm", "inference.http"},
+    | {"inference", "inference.weights", "inference.relay", "inference.chat"}
+    | {"inference.embedded", "inference.vllm", "inference.http"},
     "dockerfile": {"errors"},
     "tasks": {"errors", "system", "wire", "dockerfile"},
     "brokers": BASE,
@@ -91,7 +93,7 @@ BUDGET = {
     "brokers.node": 1450,
     "brokers.rollout": 7050,
     "cli": 150,
-    "client": 3050,
+    "client": 3100,
     "cluster": 1000,
     "commands": 7550,
     "config": 550,

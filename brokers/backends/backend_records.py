@@ -6,6 +6,7 @@ from typing import Literal
 
 from ...wire.messages.backends import Backend  # noqa: TC001 - msgspec reads the annotations at run time
 from ...wire.messages.base import POLICY, Digest, ModelName, Part, PathText, Seconds, WeightVersion
+from ...wire.messages.relay import WeightRelay  # noqa: TC001 - as above
 
 Fate = Literal["listed", "lost", "dismissed"]
 """`lost`: its host fell silent. `dismissed`: it was removed on request, which its host may not have learned."""
@@ -45,3 +46,5 @@ class WeightsRecord(Part, frozen=True):
     """The model that an adapter adapts; empty: they are its backends' own weights."""
     digest: Digest = ""
     """Of the wanted version's content, or of the adapter's files."""
+    relay: WeightRelay | None = None
+    """Where hosts fetch the wanted version that do not see its path."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from ...wire.messages.backends import AddBackend, Backend, BackendAlive, BackendStatus
+    from ...wire.messages.relay import CopyState
     from .backend_heap import BackendHeap
     from .backend_records import Fate
 
@@ -48,6 +49,8 @@ class _Host:
     load: EngineLoad
     adapters: Mapping[str, tuple[int, ...]]
     """The adapters of the last message."""
+    copy: CopyState | None = None
+    """Of the last heartbeat."""
     of_before: bool = False
     """Whether the host belonged to an earlier service and has not been heard in this one."""
     closed_until: float = -math.inf
@@ -100,7 +103,7 @@ class BackendRegistry:
             self._end_earlier_lives(backend)
             if lost is not None and lost.draining:  # falling silent does not undo the drain request
                 self._heap.drain(backend_id)
-            self._hosts[backend_id] = _Host(now, backend.weight_version, EngineLoad(), backend.adapters)
+            self._hosts[backend_id] = _Host(now, backend.weight_version, EngineLoad(), backend.adapters, request.copy)
             self._set_room(backend_id, request.room, now)
         elif backend_id in self._hosts:
             self._hosts[backend_id].reported = None
@@ -138,7 +141,7 @@ class BackendRegistry:
             if host.of_before:
                 host.of_before = False
                 self._changed[backend_id] = None
-            host.load = alive.load
+            host.load, host.copy = alive.load, alive.copy
             self._set_room(backend_id, alive.room, now)
             self._heap.set_problem(backend_id, alive.problem)
             if host.reported != alive.weight_version:  # a repeated version must not undo a trainer's change
@@ -201,6 +204,11 @@ class BackendRegistry:
         backends = [*(record.backend for record in self._lost.values()), *self._heap.backends()]
         return {one.backend_id: one.adapters[model] for one in backends if model in one.adapters}
 
+    def copies(self, model: str) -> dict[str, CopyState]:
+        """Return the copies of a model's weights that live hosts have, by backend."""
+        hosts = {one: self._hosts[one].copy for one in self._heap.trained(model) if one in self._hosts}
+        return {backend_id: copy for backend_id, copy in hosts.items() if copy is not None}
+
     def lost_models(self) -> set[str]:
         """Return the models of hosts that fell silent and may return."""
         return {record.backend.name for record in self._lost.values()}
@@ -223,7 +231,7 @@ class BackendRegistry:
         if host is None:
             return status
         silent_s = max(0.0, now - host.heard)
-        return msgspec.structs.replace(status, load=host.load, silent_s=silent_s, lease_s=self._lease_s)
+        return msgspec.structs.replace(status, load=host.load, copy=host.copy, silent_s=silent_s, lease_s=self._lease_s)
 
     # What outlives the process ----------------------------------------------------------------------------------------
 
@@ -255,7 +263,11 @@ class BackendRegistry:
                     self._heap.drain(backend_id)
                 if record.heartbeats:
                     self._hosts[backend_id] = _Host(
-                        now, record.reported, EngineLoad(), record.backend.adapters, of_before or record.of_before
+                        now,
+                        record.reported,
+                        EngineLoad(),
+                        record.backend.adapters,
+                        of_before=of_before or record.of_before,
                     )
                     if record.has_room and not of_before:
                         self._hosts[backend_id].closed_until = now + ADOPTED_S

@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...errors import UpdateInProgress, UpdateNotBegun
-from ...wire.messages.base import POLICY
+from ...wire.messages.base import POLICY, new_id
+from ...wire.messages.engines import WeightUpdate
 from .backend_records import WeightsRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ...wire.messages.relay import WeightRelay
     from .backend_heap import BackendHeap
 
 log = logging.getLogger("prorl.backend_broker")
@@ -43,6 +45,8 @@ class WantedWeights:
         self._begun: _Begun | None = None
         self._loaded: tuple[int, str, str] = (0, "", "")
         """The version that engines last loaded from a path, that path, and the digest of the weights or adapter."""
+        self.relay: WeightRelay | None = None
+        """Where hosts fetch that version that do not see the path."""
         self._noted = WeightsRecord(model=model)
 
     @property
@@ -61,6 +65,11 @@ class WantedWeights:
         loaded, _, digest = self._loaded
         return digest if loaded == version else ""
 
+    def load(self, version: int, timeout_s: float) -> WeightUpdate:
+        """Return a request to load the wanted version again from `path`, with its own id."""
+        about = {"model": self._model, "digest": self.digest(version), "relay": self.relay}
+        return WeightUpdate(new_id(), "load", version, self.path, timeout_s=timeout_s, **about)
+
     @property
     def _wanted(self) -> int:
         return self._heap.wanted_version(self._model)
@@ -78,7 +87,7 @@ class WantedWeights:
             log.info("weights %d%s are on their way", version, self._of_model)
         self._begun = _Begun(version, limit_s, now + limit_s)
 
-    def end(self, version: int, path: str = "", digest: str = "") -> bool:
+    def end(self, version: int, path: str = "", digest: str = "", relay: WeightRelay | None = None) -> bool:
         """Make this version, loaded from `path`, the wanted one; return whether that changes anything.
 
         Without a `begin`, raise `UpdateNotBegun` unless a backend serves the version and it is not older than the
@@ -95,7 +104,7 @@ class WantedWeights:
                 )
             if version == wanted:
                 return False
-        self._begun, self._loaded = None, (version, path, digest)
+        self._begun, self._loaded, self.relay = None, (version, path, digest), relay
         self._heap.end_update(version, self._model)
         log.info("weights %d%s are served", version, self._of_model)
         return True
@@ -146,7 +155,8 @@ class WantedWeights:
         """Return whether the record for the journal changed since the last call."""
         base = self._heap.adapters.bases.get(self._model, "")
         wanted = self._wanted
-        record = WeightsRecord(wanted, path=self.path, model=self._model, base=base, digest=self.digest(wanted))
+        path, relay = self.path, self.relay if self.path else None
+        record = WeightsRecord(wanted, path=path, model=self._model, base=base, digest=self.digest(wanted), relay=relay)
         if self._begun is not None:
             record = msgspec.structs.replace(record, begun=self._begun.version, limit_s=self._begun.limit_s)
         before, self._noted = self._noted, record
@@ -158,7 +168,7 @@ class WantedWeights:
         With `of_before` the record is of an earlier service, whose update in progress is given up.
         """
         self._noted = record
-        self._loaded = (record.wanted, record.path, record.digest)
+        self._loaded, self.relay = (record.wanted, record.path, record.digest), record.relay
         if record.begun is not None and not of_before:
             self.begin(record.begun, record.limit_s, now)
 

@@ -209,6 +209,8 @@ def check_form(request: WeightUpdate) -> None:
         raise MalformedMessage("only the backend broker asks for `fetch`", field="$.step")
     if (request.step == "load") != bool(request.path):
         raise MalformedMessage("the step `load`, and no other one, names a `path`", field="$.path")
+    if request.relay is not None and (request.step != "load" or not request.digest):
+        raise MalformedMessage("a `relay` belongs to a `load` with the digest of the weights", field="$.relay")
     if request.backend_id is not None and request.step != "set":
         raise MalformedMessage("only the step `set` may name one backend", field="$.backend_id")
 

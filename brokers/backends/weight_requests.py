@@ -42,6 +42,7 @@ from ...metrics.catalog import WEIGHTS_REQUEST_SECONDS
 from ...wire.messages.backends import TAKE_BACK_S, HoldWeights
 from ...wire.messages.base import Done, new_id
 from ...wire.messages.engines import WeightUpdate
+from .relay_tree import relay_for
 from .trainer_lease import TrainerLease
 from .weight_calls import (
     Answer,
@@ -314,6 +315,7 @@ class WeightRequests:
             part = replace(part, digest=self._updates.of(part.model).digest(part.weight_version))
         if under_way.fetching:
             part = replace(part, step="fetch", timeout_s=FETCH_SHARE * part.timeout_s)
+        part = replace(part, relay=relay_for(part, backend_id, self._registry.copies(part.model)))
         call = EngineCall(address_of(self._heap.member(backend_id).backend), part)
         under_way.outcomes[backend_id] = None
         under_way.missing[call.request.request_id] = backend_id
@@ -364,9 +366,7 @@ class WeightRequests:
         update = self._updates.of(model)
         if not update.path or update.version is not None:
             return False
-        digest = update.digest(version)
-        request = WeightUpdate(new_id(), "load", version, update.path, timeout_s=CATCH_UP_S, model=model, digest=digest)
-        if not self._ask_alone(backend, request, now):
+        if not self._ask_alone(backend, update.load(version, CATCH_UP_S), now):
             return False
         of_model = "" if model == backend.name else f" of the model {model}"
         log.info("backend %s is asked to load weights %d%s from %s", backend.backend_id, version, of_model, update.path)
@@ -477,7 +477,7 @@ class WeightRequests:
                 for backend_id in done:
                     with suppress(UnknownBackend):  # the backend has left meanwhile
                         self._note_loaded(backend_id, request.model, version)
-                if update.end(version, request.path, under_way.digest() or request.digest):
+                if update.end(version, request.path, under_way.digest() or request.digest, request.relay):
                     self._registry.note_all()
                 if request.model in self._heap.adapters:
                     self._note_failures(under_way)

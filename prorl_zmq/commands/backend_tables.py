@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ..wire.messages.backends import BackendList, BackendStatus, EngineStart
 
+MIB = 2**20
 NO_BACKENDS = (
     "there are none yet; an engine of `prorl serve` comes once it is ready (its lines say what it waits for), and "
     "`prorl-engine` starts a further one"
@@ -105,6 +106,24 @@ def _next_try(status: BackendStatus) -> str:
 def detail_tables(backends: tuple[BackendStatus, ...]) -> Group:
     """Lay out the backends' properties and their hosts' state, in 80 columns."""
     return Group(_served(backends), _hosts(backends), *_caches(backends))
+
+
+def copy_table(backends: tuple[BackendStatus, ...]) -> Table:
+    """Lay out the copies of weights that engine hosts keep, and who fed whom, in 80 columns."""
+    rows = [
+        (
+            *(one.backend.backend_id, NOTHING if copy.version is None else copy.version),
+            *(f"{copy.size_bytes / GIB:.2f} GiB", f"{copy.fetched_bytes / MIB:,.1f} MiB", f"{copy.seconds:.1f}"),
+            ", ".join(f"{name} {part / max(1, copy.fetched_bytes):.0%}" for name, part in copy.fed_by.items())
+            or NOTHING,
+            copy.place[:6],
+        )
+        for one in backends
+        if (copy := one.copy) is not None
+    ]
+    headers = ("backend", ">version", ">on disk", ">fetched", ">seconds", "from", "copy")
+    caption = None if rows else text("no engine host keeps a copy of weights")
+    return table(*headers, rows=rows, title="copies of weights", caption=caption)
 
 
 def _served(backends: tuple[BackendStatus, ...]) -> Table:

@@ -16,10 +16,10 @@ from ..wire.messages.base import new_id
 from ..wire.messages.chat import ChatSettings
 from ..wire.messages.engines import UPDATE_LIMIT_S, UpdateMode
 from . import options
-from .backend_tables import adapter_tables, backend_table, detail_tables
+from .backend_tables import adapter_tables, backend_table, copy_table, detail_tables
 from .option_groups import Frozen, ModelNameOption, OptionGroup
 from .progress_display import Progress
-from .tables import show
+from .tables import print_json, show
 from .target import Target
 
 if TYPE_CHECKING:
@@ -192,6 +192,20 @@ def update_weights(
             read = f"read {times.read_bytes / 1e9:.2f} GB in {times.fetch_s:.1f} s while it generated"
             own = f"{read}, and paused for {times.pause_s:.2f} s"
             print(f"{backend_id} {f'loaded it in {times.load_s:.2f} s while it generated' if is_adapter else own}")
+
+
+@commands.command()
+def weights(target: Target, watch: options.Watch = False, as_json: options.AsJson = False) -> None:
+    """Show the copies of weights on the engine hosts: version, bytes on disk, and who gave the last version.
+
+    Hosts with the same copy share a machine and a folder. `fetched` and `seconds` are of the last version that a host
+    got from other processes; from a folder that it sees, it fetches nothing.
+    """
+    with target.client() as client:
+        if as_json:
+            print_json({"copies": {one.backend.backend_id: one.copy for one in client.backends.list() if one.copy}})
+        else:
+            show(client.backends.list, copy_table, watch=watch)
 
 
 @commands.command("begin-weights")

@@ -27,6 +27,7 @@ class Listener(StrEnum):
     STAGE_INBOX = "stage_inbox"
     BLOCKS = "blocks"
     ENGINE = "engine"
+    WEIGHTS = "weights"
 
 
 CONNECTING_ROLES: dict[Listener, frozenset[KeyRole]] = {
@@ -36,6 +37,7 @@ CONNECTING_ROLES: dict[Listener, frozenset[KeyRole]] = {
     Listener.STAGE_INBOX: frozenset({KeyRole.SERVICE}),
     Listener.BLOCKS: frozenset(KeyRole),
     Listener.ENGINE: frozenset({KeyRole.STAGE, KeyRole.SERVICE}),
+    Listener.WEIGHTS: frozenset({KeyRole.STAGE, KeyRole.SERVICE}),
 }
 """Which roles may connect at all; others fail the handshake."""
 

@@ -34,8 +34,8 @@ ZAP = "inproc://zeromq.zap.01"
 HANDSHAKE_MS = 5000
 """Longest handshake: a connection that says nothing must not keep its descriptor."""
 BATCH = 256
-OF_A_NODE = (Listener.STAGE_INBOX, Listener.BLOCKS, Listener.ENGINE)
-"""The listeners of stage processes and engine hosts; the others are the brokers'."""
+OF_A_NODE = (Listener.STAGE_INBOX, Listener.BLOCKS, Listener.ENGINE, Listener.WEIGHTS)
+"""The listeners of stage processes, engine hosts and trainers; the others are the brokers'."""
 LOG_EVERY_S = 1.0
 """Refusals beyond one in this time are only counted: an attacker must not fill the disk."""
 
@@ -50,10 +50,15 @@ class ZapAuthenticator:
     """Binds a process's sockets and decides who may connect to them."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], keyring: Keyring | None, *, insecure: bool = False
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        keyring: Keyring | None,
+        *,
+        insecure: bool = False,
+        allow_list: AllowList | None = None,
     ) -> None:
         raise_open_files()
-        self.allow_list = AllowList(keyring, insecure=insecure)
+        self.allow_list = allow_list or AllowList(keyring, insecure=insecure)
         self._context = context
         self._keyring = keyring
         self._insecure = insecure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import tempfile
 import threading
 from contextlib import contextmanager
@@ -21,9 +22,17 @@ from prorl_zmq.brokers.rollout.rollout_broker import RolloutBroker
 from prorl_zmq.commands.backend_tables import backend_table, detail_tables
 from prorl_zmq.config import ServiceSettings, Topology
 from prorl_zmq.wire import codec
-from prorl_zmq.wire.messages.backends import Backend, BackendStatus, EngineLoad, EngineStart
+from prorl_zmq.wire.messages.backends import (
+    AddBackend,
+    Backend,
+    BackendAlive,
+    BackendStatus,
+    EngineLoad,
+    EngineStart,
+)
 from prorl_zmq.wire.messages.chat import ChatSettings
 from prorl_zmq.wire.messages.engines import AnyEngineRequest, EngineReady, UpdateTimes
+from prorl_zmq.wire.messages.relay import CopyState, WeightSource
 from prorl_zmq.wire.sockets import bind, open_socket
 
 if TYPE_CHECKING:
@@ -70,6 +79,27 @@ def service() -> Iterator[Service]:
             yield service
         finally:
             service.close()
+
+
+def test_copies_of_weights_and_who_fed_whom(service: Service) -> None:
+    assert "no engine host keeps a copy" in service.run("weights").stdout
+    state = CopyState("ab" * 32, "/copy", WeightSource("e", "ipc:///e.w"), 7, "c" * 64, 2**30, 2**21, 1.5)
+    fed = replace(state, fed_by={"trainer": 2**20, "f": 2**20})
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        socket.connect(service.backend_broker)
+        add = AddBackend("1", Backend(backend_id="e", endpoint="ipc:///tmp/e"), heartbeats=True, copy=state)
+        for request in (add, BackendAlive("2", "e", 7, copy=fed)):
+            socket.send_multipart([b"", codec.encode(request)])
+            assert socket.poll(int(1000 * WAIT_S))
+            socket.recv_multipart()
+        (listed,) = service.backends()
+        assert listed.copy == fed
+        shown = service.run("weights").stdout
+        assert all(part in shown for part in ("1.00 GiB", "2.0 MiB", "1.5", "trainer 50%", "f 50%", "ababab"))
+        copies = json.loads(service.run("weights", "--json").stdout)["copies"]
+        assert copies["e"]["fed_by"] == {"trainer": 2**20, "f": 2**20}
+        assert copies["e"]["version"] == 7
 
 
 def test_every_option_of_add_arrives(service: Service) -> None:

@@ -49,7 +49,7 @@ WEIGHTS = {WeightUpdate, HoldWeights}
 RIGHTS = {
     KeyRole.TRAINER: LOOK
     | WEIGHTS
-    | {Submit, Collect, RelayBlocks, Cancel, Trace, OpenBatch, Feed, NextGroup, CloseBatch, SessionAlive},
+    | {Submit, Collect, RelayBlocks, Cancel, Trace, OpenBatch, Feed, NextGroup, CloseBatch, SessionAlive, ListKeys},
     KeyRole.OPERATOR: LOOK
     | WEIGHTS
     | {Cancel, Trace, ListSessions, EndSession, Watch, Peek, PeekTurns, ViewBatch, ListSteps}
@@ -104,7 +104,8 @@ def test_who_may_not_is_told_who_may(role: KeyRole, kind: type[Request], able: s
 
 
 def test_trainers_and_operators_do_not_reach_engine_hosts() -> None:
-    assert CONNECTING_ROLES[Listener.ENGINE] == {KeyRole.STAGE, KeyRole.SERVICE}
+    for listener in (Listener.ENGINE, Listener.WEIGHTS):
+        assert CONNECTING_ROLES[listener] == {KeyRole.STAGE, KeyRole.SERVICE}
 
 
 def test_the_service_and_who_has_no_key_may_ask_for_all() -> None:

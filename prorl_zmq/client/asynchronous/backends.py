@@ -15,6 +15,7 @@ from ...wire.messages.backends import (
 from ...wire.messages.base import new_id
 
 if TYPE_CHECKING:
+    from ...security.keyring import Keyring
     from ...wire.messages.backends import Backend, BackendStatus
     from .connection import AsyncServiceConnection
 
@@ -60,6 +61,11 @@ class AsyncBackends:
         """Return all backends: state, weight version, assignments in flight."""
         reply: BackendList = await self.ask(ListBackends(new_id()), timeout_s)
         return reply.backends
+
+    @property
+    def keyring(self) -> Keyring | None:
+        """The client's keys; None: it has none."""
+        return self._service.keyring
 
     async def ask(self, request: Any, timeout_s: float | None = None) -> Any:
         """Send any request to the backend broker and return the reply."""

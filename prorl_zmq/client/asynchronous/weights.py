@@ -18,6 +18,7 @@ from ..keep_alive import KeepAlive
 
 if TYPE_CHECKING:
     from ...wire.messages.engines import UpdateMode, UpdateStep, UpdateTimes
+    from ...wire.messages.relay import WeightRelay
     from .backends import AsyncBackends
     from .connection import AsyncServiceConnection
 
@@ -125,6 +126,7 @@ class AsyncWeightUpdates:
         model: str = POLICY,
         base: str = "",
         digest: str = "",
+        relay: WeightRelay | None = None,
     ) -> dict[str, UpdateTimes]:
         """Have a model's backends load the weights at `path` (seen from the engine hosts): begin, load and end in one.
 
@@ -150,6 +152,7 @@ class AsyncWeightUpdates:
             base: for a new adapter, the model that it adapts, if backends of several models have adapter slots.
             digest: the SHA-256 that the publisher of the weights gave them (`weights` in their index); engine hosts
                 reject other content.
+            relay: where engine hosts fetch the weights that do not see the path; with a digest.
 
         Raises:
             NoBackend: no backend serves the model and none takes adapters, or `base` is needed.
@@ -158,7 +161,9 @@ class AsyncWeightUpdates:
             RequestTimeout: an engine did not answer; `backend` names it.
         """
         update = self._weight_update("load", weight_version, timeout_s, take_over=take_over, model=model)
-        served = await self._serve_weights(replace(update, path=_absolute(path), mode=mode, base=base, digest=digest))
+        served = await self._serve_weights(
+            replace(update, path=_absolute(path), mode=mode, base=base, digest=digest, relay=relay)
+        )
         return dict(served.backends)
 
     async def remove_model(self, model: str, *, timeout_s: float | None = None, take_over: bool = False) -> None:

@@ -16,6 +16,7 @@ from ...wire.messages.backends import (
 from ...wire.messages.base import new_id
 
 if TYPE_CHECKING:
+    from ...security.keyring import Keyring
     from ...wire.messages.backends import Backend, BackendStatus
     from .connection import ServiceConnection
 
@@ -61,6 +62,11 @@ class Backends:
         """Return all backends: state, weight version, assignments in flight."""
         reply: BackendList = self.ask(ListBackends(new_id()), timeout_s)
         return reply.backends
+
+    @property
+    def keyring(self) -> Keyring | None:
+        """The client's keys; None: it has none."""
+        return self._service.keyring
 
     def ask(self, request: Any, timeout_s: float | None = None) -> Any:
         """Send any request to the backend broker and return the reply."""

@@ -7,6 +7,7 @@ after its limit (the trainer died). There is one update at a time; calls that ch
 A `fetch` before a load brings the weights near while the engine generates. A load without it does it itself. There are
 two ways. Full versions are read where the trainer wrote them, ahead into the machine's page cache. Deltas, and with
 `copies_all` all versions, are put into a copy that all engines of the model on this host share (see `LocalCopy`).
+Versions of a trainer that shares no disk come to the copy by the relay (see `WeightsRelay`).
 """
 
 from __future__ import annotations
@@ -20,13 +21,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import EngineFailed, InvalidWeights, RequestTimeout, UpdateInProgress, UpdateNotBegun
+from ...system.threads import run_aside
 from ...wire.messages.engines import UpdateTimes
 from ..checkpoint import INDEX, delta_of, index_metadata, lost_index, read_ahead, read_in_time
 from ..weights.version_chain import Content
+from .host_relay import local_copy
 
 if TYPE_CHECKING:
     from ...wire.messages.engines import UpdateMode, WeightUpdate
+    from ...wire.messages.relay import CopyState, WeightRelay
     from ..engine import Engine
+    from ..relay.weights_relay import WeightsRelay
     from ..weights.local_copy import LocalCopy
 
 FETCH_S = 600.0
@@ -54,12 +59,16 @@ class EngineUpdates:
         engine: whose weights change.
         copy: the folder of the copy, which the engine sees at the same path; None: it takes no deltas.
         copies_all: full versions are copied too. A file, such as the embedded engine's, never is.
+        relay: fetches versions that this host does not see; None: there are none.
     """
 
-    def __init__(self, engine: Engine, copy: Path | None = None, *, copies_all: bool = False) -> None:
+    def __init__(
+        self, engine: Engine, copy: Path | None = None, *, copies_all: bool = False, relay: WeightsRelay | None = None
+    ) -> None:
         self._engine = engine
         self._copy_folder = copy if copies_all or engine.description.reads_here else None
         self._copies_all = copies_all
+        self._relay = relay
         self._begun: _Begun | None = None
         self._one_change = asyncio.Lock()
         self._giving_up: set[asyncio.Task[None]] = set()
@@ -68,6 +77,11 @@ class EngineUpdates:
     def under_way(self) -> bool:
         """Whether an update is begun, or a call changes the weights."""
         return self._begun is not None or self._one_change.locked()
+
+    @property
+    def copy_state(self) -> CopyState | None:
+        """The copy of the model's weights, for the heartbeats."""
+        return self._relay.state if self._relay is not None else None
 
     def check_none(self) -> None:
         """Raise `EngineFailed` while an update is begun, or a call changes the weights."""
@@ -79,9 +93,11 @@ class EngineUpdates:
         version = request.weight_version
         match request.step:
             case "fetch":
-                return await self.fetch(Path(request.path), Content(version, request.digest), request.timeout_s)
+                content = Content(version, request.digest)
+                return await self.fetch(Path(request.path), content, request.timeout_s, request.relay)
             case "load":
-                return await self.load(Path(request.path), Content(version, request.digest), request.mode)
+                content = Content(version, request.digest)
+                return await self.load(Path(request.path), content, request.mode, request.relay)
             case "begin":
                 await self.begin(version, request.mode, request.limit_s)
             case "end":
@@ -150,13 +166,14 @@ class EngineUpdates:
         if self._begun is not None:
             await self._take_back(self._begun)
 
-    async def fetch(self, path: Path, wanted: Content, limit_s: float) -> UpdateTimes:
+    async def fetch(self, path: Path, wanted: Content, limit_s: float, relay: WeightRelay | None = None) -> UpdateTimes:
         """Bring weights near; the engine generates meanwhile. Without a copy, a load reads what was not read in time.
 
         Args:
             path: of the weights.
             wanted: their version, and what identifies their content if that is known.
             limit_s: when the broker stops waiting; the answer comes before.
+            relay: where the weights are fetched if this host does not see them; None: nowhere.
 
         Raises:
             InvalidWeights: they have other content, or cannot be copied.
@@ -166,18 +183,21 @@ class EngineUpdates:
         limit_s *= ANSWER_SHARE
         began = time.monotonic()
         until = began + limit_s
-        read_bytes = 0
-        copy = await read_in_time(limit_s, self._copy_for, path, wanted, late=RequestTimeout)
+        path, read_bytes = await self._bring(path, wanted, relay, until)
+        left_s = until - time.monotonic()
+        copy = await read_in_time(left_s, self._copy_for, path, wanted, relay, late=RequestTimeout)
         if copy is not None:
             left_s = until - time.monotonic()
             fetched = await read_in_time(left_s, copy.fetch, path, wanted, until, late=RequestTimeout)
-            read_bytes = fetched.read_bytes
+            read_bytes += fetched.read_bytes
         elif self._engine.description.reads_here:
             with suppress(InvalidWeights):
                 read_bytes = await read_in_time(until - time.monotonic(), read_ahead, path, until)
         return UpdateTimes(time.monotonic() - began, read_bytes=read_bytes)
 
-    async def load(self, path: Path, wanted: Content, mode: UpdateMode) -> UpdateTimes:
+    async def load(
+        self, path: Path, wanted: Content, mode: UpdateMode, relay: WeightRelay | None = None
+    ) -> UpdateTimes:
         """Have the engine load weights itself: a whole update, or the rest of one that was begun for this version.
 
         Raises:
@@ -196,7 +216,9 @@ class EngineUpdates:
             fetching = time.monotonic()
             until = fetching + FETCH_S
             try:
-                copy = await read_in_time(FETCH_S, self._copy_for, path, wanted, late=RequestTimeout)
+                path, _ = await self._bring(path, wanted, relay, until)
+                left_s = until - time.monotonic()
+                copy = await read_in_time(left_s, self._copy_for, path, wanted, relay, late=RequestTimeout)
                 with ExitStack() as held:
                     if copy is not None:
                         left_s = until - time.monotonic()
@@ -231,8 +253,23 @@ class EngineUpdates:
             await asyncio.wait([begun.stopping])
         for task in tuple(self._giving_up):
             task.cancel()
+        if self._relay is not None:
+            await run_aside(self._relay.close)
 
-    def _copy_for(self, path: Path, wanted: Content) -> LocalCopy | None:
+    async def _bring(self, path: Path, wanted: Content, relay: WeightRelay | None, until: float) -> tuple[Path, int]:
+        """Bring the copy to a version of a trainer that shares no disk; return its folder here, and the bytes read."""
+        if relay is None:
+            return path, 0
+        if self._relay is None or self._copy_folder is None:
+            raise InvalidWeights(
+                f"{path.name} comes from a trainer that shares no disk with this host, which has no copy of weights: "
+                "give its backend a `weights_dir`, or install the extra [server] there",
+                path=str(path),
+            )
+        left_s = until - time.monotonic()
+        return await read_in_time(left_s, self._relay.bring, path, wanted, relay, until, late=RequestTimeout)
+
+    def _copy_for(self, path: Path, wanted: Content, relay: WeightRelay | None) -> LocalCopy | None:
         """Return the copy through which the engine gets a version; None: it reads it where it is."""
         if wanted.weights and self._copy_folder is not None and self._copy_folder.is_dir():
             copy = self._open_copy(self._copy_folder)
@@ -249,7 +286,7 @@ class EngineUpdates:
                 f"{path.name} is a delta without its index {INDEX}: it is not complete", path=str(path)
             )
         delta = delta_of(path)
-        if path.is_file() or (delta is None and not self._copies_all):
+        if path.is_file() or (delta is None and not self._copies_all and relay is None):
             return None
         if self._copy_folder is None:
             if delta != path:
@@ -263,11 +300,9 @@ class EngineUpdates:
 
     def _open_copy(self, folder: Path) -> LocalCopy:
         try:
-            from ..weights.local_copy import LocalCopy
+            return local_copy(folder, self._engine.description)
         except ImportError as error:
             raise EngineFailed(str(error)) from error
-        model = Path(self._engine.description.model)
-        return LocalCopy(folder, model if model.is_absolute() and model.is_dir() else None)
 
     async def _stop(self, mode: UpdateMode) -> None:
         async with self._one_change:

@@ -54,6 +54,7 @@ from ..records import asked_records
 from .engine_figures import EngineFigures
 from .engine_updates import EngineUpdates
 from .frames import add_envelope, frame_bytes, generated, token_array
+from .host_relay import open_relay
 from .hosted_adapters import HostedAdapters
 from .parked_turns import ParkedTurns
 from .registration import Registration
@@ -165,7 +166,11 @@ class EngineHost:
         """The envelopes for the answer to each generation (see `add_envelope`)."""
         self._parked = ParkedTurns(self._figures.parking, self._note_parked)
         self._scores = ScoreQueue(engine, lambda: self._running > 0, self._using, self._send, self._refuse)
-        self._updates = EngineUpdates(engine, options.weights, copies_all=options.copies_all)
+        relay = None
+        if options.weights is not None and (options.copies_all or engine.description.reads_here):
+            about = options.weights, options.backend_id, engine.description, self.endpoint, keyring
+            relay = open_relay(*about, self._authenticator.allow_list, insecure=options.insecure)
+        self._updates = EngineUpdates(engine, options.weights, copies_all=options.copies_all, relay=relay)
         self._adapters = HostedAdapters(engine, options.adapters)
         self._updating: set[asyncio.Task[None]] = set()
         self._problem = ""
@@ -189,9 +194,8 @@ class EngineHost:
                 now = time.monotonic()
                 self._parked.release(self._figures.measure(now, updating=self._updates.under_way))
                 load = self._figures.load(self._running, now)
-                self._registration.announce(
-                    self._weight_version(), load, problem, self._adapters.loaded, self._figures.room
-                )
+                state = load, problem, self._adapters.loaded, self._figures.room, self._updates.copy_state
+                self._registration.announce(self._weight_version(), *state)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), self._options.heartbeat_s)
                 if self._registration.refusal is not None:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from ...security.keyring import Keyring
     from ...wire.messages.backends import AnyBackendReply as Answer
     from ...wire.messages.backends import AnyBackendRequest, Backend
+    from ...wire.messages.relay import CopyState
 
 UNANSWERED_LIMIT = 5
 """Heartbeats without an answer after which the host reconnects to the backend broker."""
@@ -80,6 +81,7 @@ class Registration:
         self._problem = ""
         self._adapters: dict[str, tuple[int, ...]] = {}
         self._room: int | None = None
+        self._copy: CopyState | None = None
         self._on_held = on_held
         self._weight_version = backend.weight_version
         self._registered = False
@@ -104,13 +106,14 @@ class Registration:
         problem: str = "",
         adapters: dict[str, tuple[int, ...]] | None = None,
         room: int | None = None,
+        copy: CopyState | None = None,
     ) -> None:
         """Send one heartbeat now, or request registration; without a load, it and its room are as in the last call."""
         if adapters is not None:
             self._adapters = adapters
         if load is not None:
             self._heartbeat(load, problem)
-            self._room = room
+            self._room, self._copy = room, copy
         self._weight_version = weight_version
         backend = self._backend
         if self._allow_list is not None and self._allow_list.is_told:
@@ -118,12 +121,12 @@ class Registration:
             if not self._allow_list.list_state:
                 return
         if self._registered:
-            about = self._load, self._problem, self._adapters, self._room
+            about = self._load, self._problem, self._adapters, self._room, self._copy
             self._send(BackendAlive(new_id(), backend.backend_id, weight_version, *about))
         else:
             current = msgspec.structs.replace(backend, weight_version=weight_version, adapters=self._adapters)
             self._adding = new_id()
-            self._send(AddBackend(self._adding, current, heartbeats=True, room=self._room))
+            self._send(AddBackend(self._adding, current, heartbeats=True, room=self._room, copy=self._copy))
 
     def _heartbeat(self, load: EngineLoad, problem: str) -> None:
         self._load, self._problem = load, problem[:PROBLEM_LIMIT]

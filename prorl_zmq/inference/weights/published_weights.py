@@ -23,6 +23,7 @@ from .tensor_delta import CHECKSUM, checksum, encode
 from .version_chain import ANCHOR_SHARE, Version, is_anchor_due, needed_versions
 from .version_folder import (
     FolderWriter,
+    index_digest,
     published,
     published_versions,
     remove_version,
@@ -52,6 +53,8 @@ class Written(NamedTuple):
     path: Path
     weights: str
     """Identifies the content."""
+    index_digest: str
+    """The SHA-256 of its index."""
     is_full: bool
     tensors: int
     """That the delta has: those that changed."""
@@ -84,6 +87,8 @@ class PublishedWeights:
         """The version of the copy; None: it is none that is published."""
         self._weights = ""
         """What identifies that version's content."""
+        self._index = ""
+        """The SHA-256 of that version's index."""
         self._copy: dict[str, Bytes] = {}
         self._checksums: dict[str, str] = {}
         self._frames: dict[str, bytes] = {}
@@ -158,8 +163,8 @@ class PublishedWeights:
             self.discard()
             raise
         self._chain_bytes = self._chain_length = 0
-        write_s = time.perf_counter() - began
-        return Written(path, self._weights, True, 0, self._full_bytes, 0, 0.0, write_s)
+        self._index, write_s = index_digest(path), time.perf_counter() - began
+        return Written(path, self._weights, self._index, True, 0, self._full_bytes, 0, 0.0, write_s)
 
     def discard(self) -> None:
         """Drop the tensors that were added since the last `write`; the next version is full."""
@@ -249,21 +254,23 @@ class PublishedWeights:
                     "checksum_format": CHECKSUM,
                     "weights": weights,
                     "base_weights": self._weights,
+                    "base_index": self._index,
                 }
             )
         if is_full:
             self._write_full(path, version, weights)
-        self._weights = weights
+        self._weights, self._index = weights, index_digest(path)
         self._chain_bytes = 0 if is_full else self._chain_bytes + delta_bytes
         self._chain_length = 0 if is_full else self._chain_length + 1
-        return Written(path, weights, is_full, 0, full_bytes, delta_bytes, 0.0, 0.0)
+        return Written(path, weights, self._index, is_full, 0, full_bytes, delta_bytes, 0.0, 0.0)
 
     def _write_full(self, path: Path, version: int, weights: str) -> None:
         folder = FolderWriter(path, PART_BYTES)
         for name, kind in self._kinds.items():
             folder.add(name, kind, self._copy[name], self._checksums[name])
         numbered = {"version": f"{version:06d}", "checksum_format": CHECKSUM, "weights": weights}
-        folder.finish({**numbered, "total_size": self._full_bytes})
+        delta_index = index_digest(path / DELTA)
+        folder.finish({**numbered, "total_size": self._full_bytes, "delta_index": delta_index})
 
     def _forget_added(self) -> None:
         self._frames, self._added = {}, set()

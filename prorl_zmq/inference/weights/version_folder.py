@@ -11,7 +11,9 @@ A delta's files have one U8 tensor of rank 1 for each changed tensor, its frame.
 `version`, `base_version`, `delta_encoding`, `compression_format` and `checksum_format`, all texts; the checksum of each
 whole new tensor is in the `__metadata__` of its file. We add to the index what slime's reader ignores: in `metadata`
 `weights`, the digest of all checksums, which identifies the version's content, and `base_weights`; and `files`, the
-length of each file and the checksums of its chunks. Without `delta_encoding`, a version is full. slime's reader needs
+length of each file and the checksums of its chunks. `base_index` in a delta's metadata, and `delta_index` in that of a
+full version, are the SHA-256 of the index of the base, and of the index in `delta/`: who knows that of the newest index
+can check all others. Without `delta_encoding`, a version is full. slime's reader needs
 numbers without gaps; ours follows `base_version`. slime's own deltas lack both digests: their files identify them,
 whatever their number, so that a version that was written again is another one.
 """
@@ -24,7 +26,7 @@ import os
 import re
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -78,6 +80,8 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]
     metadata: dict[str, Any] = {}
     files: dict[str, Sums] = {}
+    checksums: dict[str, str] = {}
+    """Of the tensors of a host's copy, whose files do not have them."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,12 @@ class VersionFolder:
     base_weights: str
     weight_map: Mapping[str, str]
     files: Mapping[str, Sums]
+    base_index: str = ""
+    """The SHA-256 of the base's index; empty: not known."""
+    delta_index: str = ""
+    """That of the index in `delta/`; empty: there is none, or it is not known."""
+    checksums: Mapping[str, str] = field(default_factory=dict)
+    """Of tensors whose files do not have them."""
 
     @property
     def name(self) -> str:
@@ -127,7 +137,8 @@ class VersionFolder:
             for name, entry in header.entries.items():
                 begin, end = entry.data_offsets
                 kind = TensorKind(entry.dtype, entry.shape)
-                place = Place(file, header.data_at + begin, end - begin, kind, header.metadata.get(name, ""))
+                known = header.metadata.get(name) or self.checksums.get(name, "")
+                place = Place(file, header.data_at + begin, end - begin, kind, known)
                 if self.weight_map.get(name) != file:
                     raise self.invalid(f"has the tensor {name} in {file}, which is not in its index")
                 if begin < 0 or place.length != tensor_bytes(kind):
@@ -184,14 +195,25 @@ def published_versions(root: Path) -> tuple[set[int], set[int]]:
     return complete, there.keys() - complete
 
 
-def read_version(path: Path) -> VersionFolder:
+def index_digest(path: Path) -> str:
+    """Return the SHA-256 of a version's index; empty: there is none that can be read."""
+    with suppress(OSError, ValueError):
+        return hashlib.sha256(read_index(path)).hexdigest()
+    return ""
+
+
+def read_version(path: Path, content: bytes | None = None) -> VersionFolder:
     """Read the index of a version, or find the files of a plain checkpoint that has none.
+
+    Args:
+        path: the folder.
+        content: of the index, if it is not in the folder yet.
 
     Raises:
         InvalidWeights: it is not there or not whole, or its index is not one that we can read.
     """
     try:
-        index = _read_index(path)
+        index = _read_index(path) if content is None else _decoded(content)
         version = _number(index.metadata, "version")
         encoding = index.metadata.get("delta_encoding", "")
         form = index.metadata.get("checksum_format", CHECKSUM)
@@ -207,15 +229,16 @@ def read_version(path: Path) -> VersionFolder:
                 raise ValueError(f"is version {version} on {base_version}")
         if any({"/", "\0"} & {*file} or file in ("", ".", "..") for file in index.weight_map.values()):
             raise ValueError("has an index that names files in other folders")
-        weights, base_weights = (str(index.metadata.get(key, "")) for key in ("weights", "base_weights"))
+        weights, base_weights, base_index, delta_index = (
+            str(index.metadata.get(key, "")) for key in ("weights", "base_weights", "base_index", "delta_index")
+        )
         if not weights:
             files = {*index.weight_map.values()}
             weights = _files_digest(path, files | {INDEX} if encoding else files)
     except (OSError, ValueError) as error:
         raise InvalidWeights(f"{_name(path)} {error}", path=str(path)) from error
-    return VersionFolder(
-        path, version, base_version, encoding, form, weights, base_weights, index.weight_map, index.files
-    )
+    known = (weights, base_weights, index.weight_map, index.files, base_index, delta_index, index.checksums)
+    return VersionFolder(path, version, base_version, encoding, form, *known)
 
 
 def _read_index(path: Path) -> _Index:
@@ -230,6 +253,10 @@ def _read_index(path: Path) -> _Index:
         if not headers:
             raise ValueError("has no *.safetensors file") from None
         return _Index({name: file for file, header in headers.items() for name in header.entries})
+    return _decoded(content)
+
+
+def _decoded(content: bytes) -> _Index:
     try:
         return msgspec.json.decode(content, type=_Index)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -393,6 +420,14 @@ def _write_summed(path: Path, buffers: list[Bytes]) -> Sums:
     if size_bytes % CHUNK_BYTES:
         chunks.append(hasher.hexdigest())
     return Sums(size_bytes, tuple(chunks))
+
+
+def file_sums(path: Path) -> Sums:
+    """Return a file's length and the checksums of its chunks."""
+    with path.open("rb") as file:
+        pieces = iter(lambda: file.read(CHUNK_BYTES), b"")
+        chunks = tuple(checksum(np.frombuffer(piece, np.uint8)) for piece in pieces)
+        return Sums(file.tell(), chunks)
 
 
 def _chunk_sums(data: Bytes) -> tuple[str, ...]:

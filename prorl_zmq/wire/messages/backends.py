@@ -40,6 +40,7 @@ from .base import (
 from .chat import ChatSettings
 from .engines import WeightsServed, WeightUpdate
 from .jobs import LogprobsMode, RecordName
+from .relay import CopyState
 
 TAKE_BACK_S = 5.0
 """How long after its `timeout_s` a `WeightUpdate` may be answered: a failed begin is cancelled first."""
@@ -150,6 +151,8 @@ class BackendStatus(Part, frozen=True, kw_only=True):
     broker has restarted, and does not know yet which it has."""
     load: EngineLoad | None = None
     """None: it sends no heartbeats."""
+    copy: CopyState | None = None
+    """As in `BackendAlive`."""
     silent_s: float | None = None
     """Seconds since its last heartbeat; None: it sends none."""
     lease_s: float = 0.0
@@ -276,6 +279,8 @@ class AddBackend(Request, frozen=True):
     """The backend sends `BackendAlive`, and is removed when it falls silent."""
     room: Rollouts | None = None
     """As in `BackendAlive`."""
+    copy: CopyState | None = None
+    """As in `BackendAlive`."""
 
 
 class BackendAlive(Request, frozen=True):
@@ -291,6 +296,8 @@ class BackendAlive(Request, frozen=True):
     room: Rollouts | None = None
     """The most rollouts that the engine takes, by its KV cache: beyond it, jobs without a backend wait. None: it
     reports nothing of its KV cache, and jobs do not wait."""
+    copy: CopyState | None = None
+    """Of the model's weights; None: its engine reads them where the trainer wrote them."""
 
 
 class BackendHeld(Reply, frozen=True):
@@ -360,9 +367,9 @@ class HoldWeights(Request, frozen=True):
 
 
 class ListKeys(Request, frozen=True):
-    """List the keys that the service accepts, for an engine host whose list is of this state."""
+    """List the keys that the service accepts, for an engine host or a trainer whose list is of this state."""
 
-    roles: ClassVar[Roles] = FOR_STAGES
+    roles: ClassVar[Roles] = FOR_STAGES | FOR_TRAINERS
     state: str = ""
 
 

@@ -26,6 +26,7 @@ from .base import (
     WeightVersion,
 )
 from .jobs import ArrayForm, RecordAsked, Sampling
+from .relay import WeightRelay
 
 ENGINES_S = 30.0
 """How long the backend broker waits for engine hosts, unless a request says otherwise."""
@@ -139,6 +140,8 @@ class WeightUpdate(Request, frozen=True):
     digest: Digest = ""
     """Expected digest of the weights' content, or of an adapter's files; others are rejected. Set by the trainer, or by
     the backend broker."""
+    relay: WeightRelay | None = None
+    """For `fetch` and `load`: where hosts fetch weights that they do not see at `path`; None: nowhere."""
 
 
 class VersionSpan(Part, frozen=True):

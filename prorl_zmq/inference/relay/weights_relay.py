@@ -1,0 +1,360 @@
+"""`WeightsRelay`: an engine host's part of the relay: it fetches versions from other processes, and serves them.
+
+A version that the host sees under its path, with the right index, is not fetched. Any other one goes to
+`.weight_sync/incoming/weight_vN` in the copy's folder, its index last, and `LocalCopy` reads it there. Before that:
+
+    the version's index                    its SHA-256 came with the version from the backend broker
+    indexes of versions before it          the SHA-256 of each is in the index of the version after it
+    chunks of the files on the way         their checksums are in the index
+    the index of another host's copy       its tensors' checksums make up the digest of the version's content
+
+The copy of another host is read if the way from what this host has begins with an older full version, which would come
+from the trainer. One process of a machine fetches at a time; the others then find the version complete.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import time
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from threading import Lock
+from typing import TYPE_CHECKING
+
+import msgspec
+import zmq
+
+from ...errors import EngineFailed, InvalidWeights, RequestTimeout
+from ...wire.messages.relay import COPY_FILE, INDEX_FILE, CopyState, WeightSource
+from ..checkpoint import INDEX
+from ..weights.local_copy import BOOT_ID, LOCK_POLL_S, SYNC
+from ..weights.version_chain import Version, find_route
+from ..weights.version_folder import (
+    CHUNK_BYTES,
+    NAME,
+    index_digest,
+    published,
+    version_path,
+    write_aside,
+)
+from .chunk_source import ChunkSource, check_deadline
+from .offered_copy import content_of, wrong_tensor
+from .offered_folder import OfferedFolder, offered_version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ...security.keyring import Keyring
+    from ...wire.messages.relay import WeightRelay
+    from ..weights.local_copy import LocalCopy
+    from ..weights.version_chain import Content
+    from .chunk_plan import Key
+    from .chunk_server import ChunkServer
+
+CLOSED = "closed"
+
+log = logging.getLogger("prorl.relay")
+
+
+class WeightsRelay:
+    """Of one engine host; its methods may be called from any thread.
+
+    Args:
+        copy: the copy of the host.
+        server: which serves what is fetched; None: nothing is served.
+        name: of the host's backend.
+        keyring: the keys of this process; None: it has none.
+    """
+
+    def __init__(self, copy: LocalCopy, server: ChunkServer | None, name: str, keyring: Keyring | None) -> None:
+        self._copy = copy
+        self._server = server
+        self._keyring = keyring
+        self._incoming = copy.folder / SYNC / "incoming"
+        self._newest = ""
+        """The index of the version that was asked for last: an older one is given up."""
+        self._state_lock = Lock()
+        source = WeightSource(name, server.endpoint, server.curve_key) if server is not None else None
+        place = sha256(f"{_machine()} {copy.folder}".encode()).hexdigest()
+        self.state = CopyState(place, str(copy.folder), source)
+        """For the heartbeats."""
+        self.note_copy()
+
+    def note_copy(self) -> None:
+        """Read what the copy has, for the heartbeats."""
+        had = self._copy.had
+        size_bytes = 0
+        with suppress(OSError):
+            size_bytes = sum(one.stat().st_size for one in self._copy.folder.rglob("*") if one.is_file())
+        version = had.version if had is not None else None
+        weights = had.weights if had is not None and not had.weights.startswith("files-") else ""
+        with self._state_lock:
+            self.state = msgspec.structs.replace(self.state, version=version, weights=weights, size_bytes=size_bytes)
+        if self._server is not None:
+            self._server.forget_copies()
+
+    def bring(self, path: Path, wanted: Content, relay: WeightRelay, until: float) -> tuple[Path, int]:
+        """Bring the host's copy to a version; return a folder with the version, and the bytes that were read for it.
+
+        Args:
+            path: where the trainer wrote it.
+            wanted: the version.
+            relay: its index, and whom to ask.
+            until: the end of the time allowed, by `time.monotonic`.
+
+        Raises:
+            InvalidWeights: no source has it, or all gave wrong bytes; or as `LocalCopy.fetch`.
+            EngineFailed: it cannot be written.
+            RequestTimeout: it took too long, or a newer version was asked for; another call continues.
+        """
+        if not wanted.weights:
+            raise InvalidWeights(f"the weights {wanted.version} came without a digest of their content", path=str(path))
+        if self._newest == CLOSED:
+            raise EngineFailed("the engine host is stopping", unreachable=True)
+        self._newest = relay.index
+        had = self._copy.had
+        try:
+            near = self._near(path, wanted, relay, until, had)
+            try:
+                read = self._copy.fetch(near, wanted, until).read_bytes
+            except InvalidWeights as error:
+                if near == path or had is None:
+                    raise
+                log.warning("%s; fetching a full version", error.message)
+                near = self._near(path, wanted, relay, until, None)
+                read = self._copy.fetch(near, wanted, until).read_bytes
+        except OSError as error:
+            message = (
+                f"the weights could not be written to {self._incoming}: {error}; `weights_dir` names another folder"
+            )
+            raise EngineFailed(message) from error
+        self.note_copy()
+        return near, read
+
+    def _near(self, path: Path, wanted: Content, relay: WeightRelay, until: float, had: Content | None) -> Path:
+        """Return a folder of this host with a version, which is fetched from other processes if need be."""
+        if index_digest(path) == relay.index:
+            with suppress(InvalidWeights):
+                self._offer([offered_version(path)])
+            return path
+        if had == wanted:
+            return path
+        with self._alone(until):
+            return self._fetch(wanted, relay, until, had)
+
+    # The transfer -----------------------------------------------------------------------------------------------------
+
+    def _fetch(self, wanted: Content, relay: WeightRelay, until: float, had: Content | None) -> Path:
+        began = time.monotonic()
+
+        def check() -> None:
+            check_deadline(until)
+            if self._newest != relay.index:
+                raise RequestTimeout("newer weights were asked for meanwhile")
+
+        check()
+        target = version_path(self._incoming, wanted.version)
+        there = find_route(self._look, had, wanted)
+        if there is not None:  # another process of this machine has fetched it
+            versions = {wanted.version, *there.deltas, *(() if there.anchor is None else (there.anchor,))}
+            self._offer([offered_version(version_path(self._incoming, version)) for version in versions])
+            return target
+        with zmq.Context() as context, ChunkSource(context, self._keyring, relay.sources, check) as source:
+            folders = None
+            while folders is None:
+                try:
+                    folders = self._way(wanted, relay, source, had)
+                except InvalidWeights:
+                    if not source.giver:  # else one that is silent now may have it later
+                        raise
+            self._note_fetch(source.fed_by, time.monotonic() - began)
+        log.info("weights %d came from %s", wanted.version, source.fed_by)
+        for path in self._incoming.iterdir():
+            if NAME.fullmatch(path.name) and path not in [folder.path for folder in folders]:
+                shutil.rmtree(path, ignore_errors=True)
+        return target
+
+    def _look(self, version: int) -> Version | None:
+        """Return what was fetched whole of a version."""
+        with suppress(InvalidWeights):
+            return published(version_path(self._incoming, version), version)
+        return None
+
+    def _way(
+        self, wanted: Content, relay: WeightRelay, source: ChunkSource, had: Content | None
+    ) -> list[OfferedFolder]:
+        """Fetch the version and those that lead to it, or the copy of another host."""
+        chain = _Chain(self._incoming, relay.index, wanted, source)
+        route = find_route(chain.look, had, wanted)
+        starts_late = route is None or route.anchor not in (None, wanted.version)
+        if starts_late:
+            with suppress(InvalidWeights):
+                return self._from_a_copy(wanted, source)
+        if route is None:
+            problem = chain.problem or f"no way leads to weights {wanted.version}"
+            raise InvalidWeights(problem, path=str(self._incoming))
+        anchor = () if route.anchor is None else (chain.folder(route.anchor, full=True),)
+        folders = [*anchor, *(chain.folder(version, full=False) for version in route.deltas)]
+        self._receive(folders, source)
+        return folders
+
+    def _receive(self, folders: list[OfferedFolder], source: ChunkSource) -> None:
+        """Fetch the chunks of folders, which are served meanwhile; the indexes are written last."""
+        self._offer(folders)
+        by_digest = {folder.digest: folder for folder in folders}
+        files: dict[tuple[str, int], int] = {}
+        try:
+            keys: list[Key] = []
+            for folder in folders:
+                (folder.path / INDEX).unlink(missing_ok=True)
+                folder.path.mkdir(parents=True, exist_ok=True)
+                for number, (name, sums) in enumerate(folder.files):
+                    files[folder.digest, number] = opened = os.open(folder.path / name, os.O_RDWR | os.O_CREAT, 0o644)
+                    came_before = os.fstat(opened).st_size == sums.size_bytes
+                    os.ftruncate(opened, sums.size_bytes)
+                    if sums.size_bytes:
+                        os.posix_fallocate(opened, 0, sums.size_bytes)
+                    for chunk in range(len(sums.chunks)):
+                        if came_before and folder.is_right(number, chunk, folder.read_from(opened, number, chunk)):
+                            folder.add(number, chunk)
+                        else:
+                            keys.append((folder.digest, number, chunk))
+
+            def take(key: Key, data: bytes) -> bool:
+                digest, number, chunk = key
+                folder = by_digest[digest]
+                if not folder.is_right(number, chunk, data):
+                    return False
+                os.pwrite(files[digest, number], data, chunk * CHUNK_BYTES)
+                folder.add(number, chunk)
+                if self._server is not None:
+                    self._server.notify()
+                return True
+
+            source.fetch(keys, take)
+            for folder in folders:
+                write_aside(folder.path / INDEX, folder.index)
+        finally:
+            for opened in files.values():
+                os.close(opened)
+            for folder in folders:
+                folder.is_open = False
+            if self._server is not None:
+                self._server.notify()
+
+    def _from_a_copy(self, wanted: Content, source: ChunkSource) -> list[OfferedFolder]:
+        """Fetch the copy of another host."""
+        while True:
+            found = b""
+
+            def take(_: Key, data: bytes) -> bool:
+                nonlocal found
+                found = data
+                return content_of(data) == wanted.weights
+
+            source.fetch([(wanted.weights, COPY_FILE, 0)], take, waits=False, again=False)
+            folder = OfferedFolder(version_path(self._incoming, wanted.version), found, whole=False)
+            self._receive([folder], source)
+            wrong = wrong_tensor(folder.path)
+            if not wrong:
+                return [folder]
+            source.leave_liar(f"gave a copy with other bytes of {wrong} than its checksum says")
+            shutil.rmtree(folder.path)
+
+    def _offer(self, folders: list[OfferedFolder]) -> None:
+        if self._server is not None:
+            self._server.withdraw({folder.digest for folder in folders})
+            self._server.offer(*folders)
+
+    def _note_fetch(self, fed_by: dict[str, int], seconds: float) -> None:
+        with self._state_lock:
+            self.state = msgspec.structs.replace(
+                self.state, fetched_bytes=sum(fed_by.values()), seconds=seconds, fed_by=dict(fed_by)
+            )
+
+    @contextmanager
+    def _alone(self, until: float) -> Iterator[None]:
+        self._incoming.mkdir(parents=True, exist_ok=True)
+        newest = self._newest
+        with (self._incoming / "lock").open("a") as lock:
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    check_deadline(until)
+                    if self._newest != newest:
+                        raise RequestTimeout("newer weights were asked for meanwhile") from None
+                    time.sleep(LOCK_POLL_S)
+            yield
+
+    def close(self) -> None:
+        """Stop serving, and give up what is being fetched."""
+        self._newest = CLOSED
+        if self._server is not None:
+            self._server.close()
+
+
+class _Chain:
+    """The indexes of a version and those before it, as they are asked for; each is checked by the one after it."""
+
+    def __init__(self, root: Path, index: str, wanted: Content, source: ChunkSource) -> None:
+        self._root = root
+        self._source = source
+        self._digests = {wanted.version: index}
+        self._folders: dict[str, OfferedFolder] = {}
+        self.problem = ""
+
+    def look(self, version: int) -> Version | None:
+        """As `find_route` wants it."""
+        if version not in self._digests:
+            return None
+        try:
+            found = self._get(version, self._digests[version])
+            full_bytes, delta = None, found
+            if found.version.base_version is None:
+                full_bytes = sum(sums.size_bytes for _, sums in found.files)
+                if not found.version.delta_index:
+                    return Version(version, found.version.weights, full_bytes)
+                delta = self._get(version, found.version.delta_index)
+        except InvalidWeights as error:
+            self.problem = self.problem or error.message
+            return None
+        known = delta.version
+        if known.base_version is None or found.version.weights != known.weights:
+            return None
+        if known.base_index:
+            self._digests[known.base_version] = known.base_index
+        delta_bytes = sum(sums.size_bytes for _, sums in delta.files)
+        return Version(version, known.weights, full_bytes, known.base_version, known.base_weights, delta_bytes)
+
+    def folder(self, version: int, *, full: bool) -> OfferedFolder:
+        """Return the folder of a version that was looked at: the full one, or the delta."""
+        found = self._folders[self._digests[version]]
+        return found if full or found.version.base_version is not None else self._folders[found.version.delta_index]
+
+    def _get(self, version: int, digest: str) -> OfferedFolder:
+        if digest not in self._folders:
+
+            def take(_: Key, data: bytes) -> bool:
+                if sha256(data).hexdigest() != digest:
+                    return False
+                self._folders[digest] = OfferedFolder(version_path(self._root, version), data, whole=False)
+                return True
+
+            is_first = not self._folders  # those before it are on the way of this host alone
+            self._source.fetch([(digest, INDEX_FILE, 0)], take, waits=is_first, again=False)
+        folder = self._folders[digest]
+        if folder.version.version != version:
+            raise folder.version.invalid(f"says that it is version {folder.version.version}")
+        return folder
+
+
+def _machine() -> str:
+    with suppress(OSError):
+        return BOOT_ID.read_text().strip()
+    return "unknown"

@@ -1,0 +1,75 @@
+"""Who feeds whom."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from msgspec.structs import replace
+
+from prorl_zmq.brokers.backends.relay_tree import FAN_OUT, ancestors, relay_for, sources_of
+from prorl_zmq.wire.messages.engines import WeightUpdate
+from prorl_zmq.wire.messages.relay import SOURCES_LIMIT, CopyState, WeightRelay, WeightSource
+
+ROOT = (WeightSource("trainer", "ipc:///root"),)
+WEIGHTS = "a" * 64
+
+
+def copies(count: int) -> dict[str, CopyState]:
+    return {
+        f"h{number:03d}": CopyState(f"m{number}", "/copy", WeightSource(f"h{number:03d}", f"ipc:///{number}"), 4)
+        for number in range(count)
+    }
+
+
+def names(backend_id: str, hosts: dict[str, CopyState]) -> list[str]:
+    return [one.name for one in sources_of(backend_id, hosts, 5, WEIGHTS, ROOT)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 64, 500])
+def test_a_tree_of_two(count: int) -> None:
+    hosts = copies(count)
+    parents = Counter(names(one, hosts)[0] for one in hosts)
+    assert max(parents.values()) <= FAN_OUT
+    assert parents["trainer"] == min(count, FAN_OUT)
+    for one in hosts:
+        way = names(one, hosts)
+        assert way[-1] == "trainer"
+        assert len(way) <= count.bit_length()
+        assert one not in way
+        assert way[1:] == ([] if way[0] == "trainer" else names(way[0], hosts))
+
+
+def test_ancestors_of_eight() -> None:
+    assert [ancestors(position) for position in range(8)] == [[], [], [0], [0], [1], [1], [2, 0], [2, 0]]
+
+
+def test_hosts_of_one_copy_are_one_node() -> None:
+    hosts = copies(6)
+    hosts |= {f"{one}-b": replace(copy, source=WeightSource(f"{one}-b", "ipc:///b")) for one, copy in hosts.items()}
+    assert all("-b" not in name for one in hosts for name in names(one, hosts))
+    assert names("h004-b", hosts) == names("h004", hosts) == ["h001", "trainer"]
+
+
+def test_a_late_host_asks_those_that_have_the_version() -> None:
+    hosts = {one: replace(copy, version=5, weights=WEIGHTS) for one, copy in copies(6).items()}
+    late = {"z": CopyState("mz", "/copy", WeightSource("z", "ipc:///z"))}
+    assert names("z", hosts | late) == ["h000", "h001", "h002", "h003", "trainer"]
+    assert names("unknown", hosts)[-1] == "trainer"
+    others = {one: replace(copy, weights="b" * 64) for one, copy in hosts.items()}
+    assert "h000" not in names("h000", others)
+
+
+def test_a_host_that_serves_nobody_is_no_parent() -> None:
+    hosts = copies(4)
+    hosts["h000"] = replace(hosts["h000"], source=None)
+    assert all("h000" not in names(one, hosts) for one in hosts)
+    assert names("h000", hosts)[-1] == "trainer"
+
+
+def test_a_request_keeps_its_index_and_has_few_sources() -> None:
+    request = WeightUpdate("r", "load", 5, "/w", digest=WEIGHTS, relay=WeightRelay("b" * 64, ROOT * SOURCES_LIMIT))
+    relay = relay_for(request, "h400", copies(500))
+    assert relay is not None
+    assert (relay.index, len(relay.sources)) == ("b" * 64, SOURCES_LIMIT)
+    assert relay_for(replace(request, relay=None), "h0", {}) is None
