@@ -4,8 +4,9 @@ A model of bfloat16 tensors changes from version to version as AdamW with a lear
 the elements move by one unit of their last place. The trainer's side writes each version (`PublishedWeights`), a host
 brings its copy to it (`LocalCopy`), and slime's way of doing both, of whole tensors, does the same work in the same
 turn. Rates are bytes of full weights per CPU second of the one thread, the best of the turns, since other load on the
-machine makes them lower only. 100 versions of a small model follow, each compared with the trainer's tensors. With
-PyTorch, also the deltas of a small Llama that AdamW trains, and the load of a host's copy by an engine.
+machine makes them lower only. 100 versions of a small model follow, each compared with the trainer's tensors; then the
+relay to eight hosts. With PyTorch, also the deltas of a small Llama that AdamW trains, and the load of a host's copy by
+an engine.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 import xxhash
 import zstandard
 from harness import Incomplete, Row, main
+from weights_relay import relay
 
 from prorl_zmq.inference.checkpoint import TensorKind
 from prorl_zmq.inference.weights.local_copy import LocalCopy
@@ -163,6 +165,7 @@ def chain(versions: int) -> list[Row]:
 
 def measure(quick: bool) -> list[Row]:
     rows = speeds(3, 4, 2**22) + chain(20) if quick else speeds(10, 8, 2**24) + chain(VERSIONS)
+    rows += relay(quick=quick)
     if find_spec("torch") is None:
         raise Incomplete("PyTorch is not installed: make .venv/.train", rows)
     from weights_real import pauses, snapshots

@@ -67,8 +67,8 @@ class WantedWeights:
 
     def load(self, version: int, timeout_s: float) -> WeightUpdate:
         """Return a request to load the wanted version again from `path`, with its own id."""
-        about = {"model": self._model, "digest": self.digest(version), "relay": self.relay}
-        return WeightUpdate(new_id(), "load", version, self.path, timeout_s=timeout_s, **about)
+        request = WeightUpdate(new_id(), "load", version, self.path, timeout_s=timeout_s, model=self._model)
+        return msgspec.structs.replace(request, digest=self.digest(version), relay=self.relay)
 
     @property
     def _wanted(self) -> int:

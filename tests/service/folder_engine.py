@@ -1,4 +1,7 @@
-"""An engine host that takes what fits a model's folder: `folder_engine.py BACKEND_BROKER ENDPOINT MODEL`."""
+"""An engine host that takes what fits a model's folder.
+
+folder_engine.py BACKEND_BROKER ENDPOINT MODEL [NAME COPY]
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,11 @@ class FolderEngine(EmbeddedEngine):
 
 
 async def main() -> None:
-    backend_broker, endpoint, model = sys.argv[1:]
+    backend_broker, endpoint, model, *more = sys.argv[1:]
+    name, copy = more or ("folder", str(Path(model).with_name("copy")))
     stop = asyncio.Event()
     with stop_signals(stop.set), zmq.Context() as context:
-        options = HostOptions(
-            endpoint=endpoint, backend_broker=backend_broker, backend_id="folder", weights=Path(model).with_name("copy")
-        )
+        options = HostOptions(endpoint=endpoint, backend_broker=backend_broker, backend_id=name, weights=Path(copy))
         await EngineHost(context, FolderEngine(Path(model)), options).run(stop)
 
 

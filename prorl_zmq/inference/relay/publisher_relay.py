@@ -47,6 +47,11 @@ class PublisherRelay:
         self._server = ChunkServer(endpoint, keyring)
         self._offered: dict[Path, OfferedFolder] = {}
 
+    @property
+    def sent_bytes(self) -> int:
+        """What was sent to hosts."""
+        return self._server.sent_bytes
+
     def relay(self, path: Path) -> WeightRelay:
         """Serve what is in the folder now; return where hosts fetch the version in `path`.
 
