@@ -39,7 +39,7 @@ TREE_LIMIT = 2.2
 def host(folder: Path, name: str, request: WeightUpdate, ready: Barrier, done: Barrier) -> None:
     """Be an engine host that fetches one version, and serves until all others have it."""
     copy = LocalCopy(folder / name, None, threads=1)
-    server = ChunkServer(f"ipc://{folder}/{name}.w", None, find_copy=partial(offered_copy, copy), patient=True)
+    server = ChunkServer(f"ipc://{folder}/{name}.w", None, find_copy=partial(offered_copy, copy))
     relay = WeightsRelay(copy, server, name, None)
     ready.wait(LIMIT_S)
     assert request.relay is not None

@@ -67,9 +67,7 @@ def open_relay(
     address = f"{endpoint}.w" if endpoint.startswith("ipc://") else f"{endpoint.rpartition(':')[0]}:*"
     find_copy = partial(offered_copy, copy)
     try:
-        server = ChunkServer(
-            address, keyring, insecure=insecure, allow_list=allow_list, find_copy=find_copy, patient=True
-        )
+        server = ChunkServer(address, keyring, insecure=insecure, allow_list=allow_list, find_copy=find_copy)
     except ProrlError as error:
         log.warning("no other host gets weights from this one: %s", error.message)
     return WeightsRelay(copy, server, name, keyring)

@@ -59,7 +59,6 @@ class ChunkServer:
         allow_list: the keys that may connect; None: a list of its own.
         find_copy: returns the process's own copy of a content as a folder to offer; it may take long. None: there is
             no copy.
-        patient: asks for unknown folders stay open for a while.
 
     Raises:
         InvalidEndpoint, EndpointInUse: the endpoint cannot be bound.
@@ -73,7 +72,6 @@ class ChunkServer:
         insecure: bool = False,
         allow_list: AllowList | None = None,
         find_copy: Callable[[str], OfferedFolder | None] | None = None,
-        patient: bool = False,
     ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(IO_THREADS)
         self._authenticator = ZapAuthenticator(self._context, keyring, insecure=insecure, allow_list=allow_list)
@@ -91,7 +89,6 @@ class ChunkServer:
         self.sent_bytes = 0
         """Of chunks, since it was made."""
         self._find_copy = find_copy
-        self._unknown_s = UNKNOWN_S if patient else 0.0
         self._lock = Lock()
         """Of the three that follow."""
         self._offered: dict[str, OfferedFolder] = {}
@@ -203,7 +200,7 @@ class ChunkServer:
         with self._lock:
             folder = self._offered.get(ask.folder)
         if folder is None:
-            return None if ask.patient and now < since + self._unknown_s else b""
+            return None if ask.patient and now < since + UNKNOWN_S else b""
         try:
             data = folder.read(ask.file, ask.chunk)
         except (OSError, ValueError, ProrlError) as error:

@@ -46,6 +46,7 @@ class PublisherRelay:
         self._ask = ask
         self._server = ChunkServer(endpoint, keyring)
         self._offered: dict[Path, OfferedFolder] = {}
+        self._serve()
 
     @property
     def sent_bytes(self) -> int:
@@ -59,18 +60,24 @@ class PublisherRelay:
             InvalidWeights: its index is not there.
         """
         self._learn_keys()
+        for one in (path, path / DELTA):
+            self._offered.pop(one, None)  # the number may have been used before
+        self._serve()
+        newest = self._offered[path] if path in self._offered else offered_version(path)
+        return WeightRelay(newest.digest, (WeightSource(NAME, self._server.endpoint, self._server.curve_key),))
+
+    def _serve(self) -> None:
+        """Serve all versions in the folder, and no others."""
         complete, _ = published_versions(self._root)
         paths = [version_path(self._root, number) for number in complete]
         paths += [one / DELTA for one in paths if (one / DELTA).is_dir()]
-        self._offered = {one: folder for one, folder in self._offered.items() if one in paths and one != path}
+        self._offered = {one: folder for one, folder in self._offered.items() if one in paths}
         for one in paths:
             if one not in self._offered:
                 with suppress(InvalidWeights):
                     self._offered[one] = offered_version(one)
-        newest = self._offered[path] if path in self._offered else offered_version(path)
         self._server.withdraw({folder.digest for folder in self._offered.values()})
         self._server.offer(*self._offered.values())
-        return WeightRelay(newest.digest, (WeightSource(NAME, self._server.endpoint, self._server.curve_key),))
 
     def _learn_keys(self) -> None:
         """Get the list of keys that may connect; without an answer the last one stays in force."""

@@ -142,7 +142,7 @@ class WeightsRelay:
                 self._offer([offered_version(path)])
             return path
         if had == wanted:
-            return path
+            return self._incoming / "none"  # at `path` this host may have a folder of another trainer
         with self._alone(until):
             return self._fetch(wanted, relay, until, had)
 

@@ -42,7 +42,7 @@ def main(folder: Path, name: str, request: WeightUpdate, dies_at: int) -> None:
 
     offered_folder.OfferedFolder.add = counted  # type: ignore[method-assign]
     copy = LocalCopy(folder / name, None, threads=1)
-    server = ChunkServer(f"ipc://{folder}/{name}.w", None, find_copy=partial(offered_copy, copy), patient=True)
+    server = ChunkServer(f"ipc://{folder}/{name}.w", None, find_copy=partial(offered_copy, copy))
     relay = WeightsRelay(copy, server, name, None)
     print("ready", flush=True)
     sys.stdin.readline()

@@ -48,9 +48,7 @@ PAUSE = Event()
 class Host:
     def __init__(self, folder: Path, name: str) -> None:
         self.copy = LocalCopy(folder / name, None, threads=2)
-        self.server = ChunkServer(
-            f"ipc://{folder}/{name}.w", None, find_copy=partial(offered_copy, self.copy), patient=True
-        )
+        self.server = ChunkServer(f"ipc://{folder}/{name}.w", None, find_copy=partial(offered_copy, self.copy))
         self.relay = WeightsRelay(self.copy, self.server, name, None)
 
     @property
@@ -186,6 +184,19 @@ def test_a_host_that_sees_the_folder_fetches_nothing_and_serves_it(world: World)
     content = Content(other, world.written[other].weights)
     near.relay.bring(written.path, content, world.relays[other], time.monotonic() + 20)
     assert [*near.relay.state.fed_by] == ["trainer"]
+
+
+def test_a_folder_of_another_trainer_under_the_path(world: World) -> None:
+    """A host whose own disk has something else there fetches, and needs nothing when it is told to load."""
+    host, version = world.host(), world.publish()
+    with PublishedWeights(world.folder / "theirs", KINDS, threads=1) as others:
+        theirs = publish(others, model(5), version)
+    content = Content(version, world.written[version].weights)
+    for read_bytes in (True, False):
+        path, read = host.relay.bring(theirs.path, content, world.relays[version], time.monotonic() + 20)
+        assert bool(read) == read_bytes
+        with host.copy.hold(path, content):
+            assert_same(read_copy(host.copy.folder), world.models[version])
 
 
 def test_hosts_of_one_copy_fetch_once(world: World) -> None:
