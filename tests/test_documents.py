@@ -243,6 +243,8 @@ QUICK_COMMANDS = {
     "prorl harness list": (0,),
     "prorl keys bearer alice --role trainer --keys keys": (0,),
     "prorl backends list --config topology.toml": (0,),
+    "prorl backends weights": (0,),
+    "prorl backends weights --json": (0,),
     "prorl tasks list": (0,),
     "prorl tasks validate data.jsonl": (0,),
     "prorl tasks show shell": (0,),

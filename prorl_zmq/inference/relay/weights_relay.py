@@ -30,7 +30,8 @@ import zmq
 from ...errors import EngineFailed, InvalidWeights, RequestTimeout
 from ...wire.messages.relay import COPY_FILE, INDEX_FILE, CopyState, WeightSource
 from ..checkpoint import INDEX
-from ..weights.local_copy import BOOT_ID, LOCK_POLL_S, SYNC
+from ..weights.copy_folder import SYNC
+from ..weights.local_copy import BOOT_ID, LOCK_POLL_S
 from ..weights.version_chain import Version, find_route
 from ..weights.version_folder import (
     CHUNK_BYTES,
