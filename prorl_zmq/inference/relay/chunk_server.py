@@ -41,7 +41,7 @@ PEERS_LIMIT = 1024
 """Most connections with open asks; asks of others are dropped."""
 ASK_LIMIT_BYTES = 4096
 UNKNOWN_S = 3.0
-"""How long an ask for an unknown folder stays open: a host may be told of a version a little before its parent is."""
+"""How long an ask for an unknown folder stays open: a host may hear of a version a little before its parent."""
 BUSY_MS = 5
 """Milliseconds between two looks at whether chunks have left."""
 IO_THREADS = 2

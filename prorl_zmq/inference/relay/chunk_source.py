@@ -1,4 +1,4 @@
-"""Asks sources for chunks, one source at a time, and goes on to the next one when it must."""
+"""Asks sources for chunks, one source at a time, and continues with the next one when it must."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class ChunkSource:
             at = self._order.source
             if at is None or (not again and left >= len(self._sources)):
                 names = ", ".join(source.name for source in self._sources)
-                raise InvalidWeights(f"none of {names} has the weights, or their bytes are wrong", path="")
+                raise InvalidWeights(f"no source has the right weights; asked: {names}", path="")
             source = self._sources[at]
             problem, lied = self._connect(source), False
             lacks = bool(problem)

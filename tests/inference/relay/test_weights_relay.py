@@ -321,7 +321,7 @@ def test_a_version_that_is_pruned_while_it_is_fetched(world: World) -> None:
     host = world.host()
     version = world.publish()
     remove_version(world.written[version].path)
-    with pytest.raises(InvalidWeights, match="none of trainer has the weights"):
+    with pytest.raises(InvalidWeights, match="no source has the right weights; asked: trainer"):
         world.bring(host, version)
     world.published.discard()
     assert [*world.bring(host, world.publish(model(5)))] == ["trainer"]
