@@ -22,7 +22,7 @@ try:
     import torch
     from torch.distributed.tensor import DTensor
 
-    from .inference.weights.tensor_writers import AdapterWriter, DeltaWriter, FullWriter
+    from .inference.weights.tensor_writers import AdapterWriter, DeltaWriter, FullWriter, HeldTensors
     from .system.ranks import raise_everywhere, rank
 except ImportError as error:
     message = f"prorl_zmq.weights_publisher needs PyTorch and safetensors: {how_to_install('train')}"
@@ -38,17 +38,18 @@ if TYPE_CHECKING:
     from .inference.weights.published_weights import PublishedWeights
     from .wire.messages.backends import Backend
     from .wire.messages.engines import UpdateMode, UpdateTimes
+    from .wire.messages.relay import WeightRelay
 
 log = logging.getLogger("prorl.trainer")
 
-WeightsForm = Literal["full", "delta"]
-"""What is written of a version."""
+WeightsForm = Literal["full", "delta", "vllm"]
+"""What is written of a version; `vllm`: nothing."""
 PART_BYTES = 5 * 2**30
 LARGE_SHARE = 0.2
 """Of a full version: of a larger delta, the trainer is warned."""
 UPDATE_S = 600.0
 RETRY_S = 1.0
-Writer = FullWriter | DeltaWriter | AdapterWriter
+Writer = FullWriter | DeltaWriter | AdapterWriter | HeldTensors
 MADE = re.compile(r"\.?weights-\d+")
 """The folders that are ours to remove."""
 
@@ -56,8 +57,8 @@ MADE = re.compile(r"\.?weights-\d+")
 class Published(NamedTuple):
     """What one `publish` did."""
 
-    path: Path
-    """The folder that the engines have read."""
+    path: Path | None
+    """The folder that the engines have read; None: they have read none."""
     tensors: int
     size_bytes: int
     """Of all tensors."""
@@ -94,10 +95,13 @@ class WeightsPublisher:
             closes the client.
         served: the folder of the model that the engines were started with: its safetensors files say which tensors
             there are, their shapes and dtypes.
-        folder: where the folders of weights go; all engine hosts see it under this path. Made if it is not there.
+        folder: where the folders of weights go; all engine hosts see it under this path. Made if it is not there. With
+            `form="vllm"` it is not used, and may be None.
         form: `full` writes all tensors. `delta` writes what changed since the last version, compressed, and a full
             version first and whenever the deltas since would be half of one; it keeps a copy of the weights in memory.
-            Folders are then named `weight_v000012`; those that an engine or a new host needs stay.
+            Folders are then named `weight_v000012`; those that an engine or a new host needs stay. `vllm` writes none:
+            while the engines pause, rank 0 sends the tensors by vLLM's own weight transfer, from a copy in its memory.
+            It needs vLLM here and in all engines of the model, which start with `--weight-transfer-config`.
         keep: how many folders of full weights stay.
         rename: gives the served model's name of a trainer's tensor, or None for one that it does not have.
         mode: what becomes of running generations; see `RolloutClient.begin_weights`.
@@ -110,6 +114,8 @@ class WeightsPublisher:
         relay: with `form="delta"`, where this process serves the folder to engine hosts that do not see it, as
             `tcp://ADDRESS:*` with an address that they reach. They fetch the versions from here and from each other.
             Empty: all hosts see the folder. Beyond loopback, the client needs keys.
+        group: with `form="vllm"`, gives the `TrainerInitInfo` of vLLM for a group of so many processes, of which this
+            one is rank 0; it is called for each update. None: one of vLLM's backend `nccl`.
 
     Raises:
         InvalidEndpoint, EndpointInUse: `relay` cannot be bound.
@@ -122,7 +128,7 @@ class WeightsPublisher:
         self,
         client: RolloutClient | Callable[[], RolloutClient] | None,
         served: str | Path,
-        folder: str | Path,
+        folder: str | Path | None,
         *,
         form: WeightsForm = "full",
         keep: int = 2,
@@ -134,15 +140,11 @@ class WeightsPublisher:
         lora: bool = False,
         base: str = "",
         relay: str = "",
+        group: Callable[[int], Any] | None = None,
     ) -> None:
         if keep < 1:
             raise ConfigError("keep is at least 1: engines read the newest folder", key="keep")
-        if form not in get_args(WeightsForm):
-            raise ConfigError(f"form is {' or '.join(get_args(WeightsForm))}, not {form!r}", key="form")
-        if lora and form == "delta":
-            raise ConfigError("an adapter (lora=True) is written in full each time", key="form")
-        if relay and form != "delta":
-            raise ConfigError(f"relay is for form='delta': the form {form} has no checksums", key="relay")
+        _check_form(form, folder, lora=lora, relay=relay, grouped=group is not None)
         if base and not lora:
             raise ConfigError("only an adapter (lora=True) has a base model", key="base")
         if (client is not None) != (rank() == 0) and not callable(client):
@@ -150,7 +152,9 @@ class WeightsPublisher:
         self._owned: RolloutClient | None = client() if callable(client) and rank() == 0 else None
         """A client that `close` closes."""
         self._client = self._owned if callable(client) else client
-        self._folder = Path(folder).absolute()
+        self._folder = Path(folder or served).absolute()
+        self._form = form
+        self._group = group
         self._keep = keep
         self._rename = rename
         self._mode = mode
@@ -170,6 +174,11 @@ class WeightsPublisher:
             return
         self._served = read_tensors(Path(served))
         self._tied = _tied_names(Path(served))
+        if form == "vllm":
+            from .group_transfer import nccl_group
+
+            self._group = group or nccl_group
+            return
         try:
             self._lock = claim_folder(self._folder, ".lock")
         except BlockingIOError:
@@ -263,9 +272,9 @@ class WeightsPublisher:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _writer(
-        self, weight_version: int, lora_config: Mapping[str, Any] | None
-    ) -> FullWriter | DeltaWriter | AdapterWriter:
+    def _writer(self, weight_version: int, lora_config: Mapping[str, Any] | None) -> Writer:
+        if self._form == "vllm":
+            return HeldTensors(self._folder, self._served, self._tied)
         if self._versions is not None:
             return DeltaWriter(self._folder, self._served, self._tied, self._versions)
         path = self._folder / f"weights-{weight_version:08d}"
@@ -275,7 +284,7 @@ class WeightsPublisher:
 
     def _finish(
         self,
-        writer: FullWriter | DeltaWriter | AdapterWriter,
+        writer: Writer,
         weight_version: int,
         passed_s: float,
         timeout_s: float,
@@ -297,24 +306,24 @@ class WeightsPublisher:
         write_s = writer.write_s
         try:
             try:
-                engines = self._update(path, weight_version, timeout_s, writer.digest)
+                engines = self._update(writer, path, weight_version, timeout_s)
             except InvalidWeights as error:
-                is_ours = index_metadata(path).get("weights") == writer.digest
+                is_ours = path is not None and index_metadata(path).get("weights") == writer.digest
                 if not isinstance(writer, DeltaWriter) or writer.is_full or not is_ours:
                     raise
                 log.warning("%s; weights %d are published again, in full", error.message, weight_version)
                 path = writer.finish_in_full()
-                engines = self._update(path, weight_version, timeout_s, writer.digest)
+                engines = self._update(writer, path, weight_version, timeout_s)
         except InvalidWeights:
             if self._versions is not None:
                 self._versions.discard()  # the next version is full: it needs none that an engine lacks or rejects
             raise
         update_s = time.perf_counter() - began - (writer.write_s - write_s)
-        if self._versions is None:
+        if self._versions is None and path is not None:
             made = [old for old in self._folder.iterdir() if MADE.fullmatch(old.name) and old != path]
             for old in sorted(made, key=lambda old: -old.stat().st_mtime)[self._keep - 1 :]:
                 shutil.rmtree(old, ignore_errors=True)
-        else:
+        elif self._versions is not None:
             self._prune(self._versions, weight_version)
         spent = (gather_s, writer.write_s, update_s)
         return Published(path, writer.tensors, size_bytes, *spent, writer.written_bytes, engines)
@@ -330,25 +339,18 @@ class WeightsPublisher:
         have = [Content(one.weight_version) for one in backends if one.name == self._model and not one.frozen]
         versions.prune(weight_version, have)
 
-    def _update(self, path: Path, weight_version: int, timeout_s: float, digest: str) -> Mapping[str, UpdateTimes]:
-        """Have the engines load the weights; an engine that dies meanwhile loads them when it is back."""
+    def _update(
+        self, writer: Writer, path: Path | None, weight_version: int, timeout_s: float
+    ) -> Mapping[str, UpdateTimes]:
+        """Have the engines take the weights; one that dies meanwhile loads them from a folder when it is back."""
         assert self._client is not None, "rank 0 updates"
         until = time.monotonic() + timeout_s
-        relay = self._relay.relay(path) if self._relay is not None else None
+        relay = self._relay.relay(path) if self._relay is not None and path is not None else None
         while True:
             left_s = until - time.monotonic()
             try:
                 try:
-                    return self._client.update_weights(
-                        path,
-                        weight_version,
-                        mode=self._mode,
-                        timeout_s=max(1.0, left_s),
-                        model=self._model,
-                        base=self._base,
-                        digest=digest,
-                        relay=relay,
-                    )
+                    return self._give(writer, path, weight_version, max(1.0, left_s), relay)
                 except (NoBackend, EngineFailed, RequestTimeout) as error:
                     backends = [one.backend for one in self._client.backends.list()]
                     if not any(weight_version in _versions(one, self._model) for one in backends):
@@ -360,6 +362,49 @@ class WeightsPublisher:
                     raise
                 log.warning("%s; again in a second", error.message)
                 time.sleep(RETRY_S)
+
+    def _give(
+        self, writer: Writer, path: Path | None, weight_version: int, limit_s: float, relay: WeightRelay | None
+    ) -> Mapping[str, UpdateTimes]:
+        assert self._client is not None, "rank 0 updates"
+        if path is not None:
+            return self._client.update_weights(
+                path,
+                weight_version,
+                mode=self._mode,
+                timeout_s=limit_s,
+                model=self._model,
+                base=self._base,
+                digest=writer.digest,
+                relay=relay,
+            )
+        from .group_transfer import give
+
+        assert isinstance(writer, HeldTensors), "only those have no folder"
+        assert self._group is not None, "made with the publisher"
+        give(
+            self._client,
+            writer.held,
+            weight_version,
+            model=self._model,
+            mode=self._mode,
+            group=self._group,
+            limit_s=limit_s,
+        )
+        return {}
+
+
+def _check_form(form: WeightsForm, folder: str | Path | None, *, lora: bool, relay: str, grouped: bool) -> None:
+    if form not in get_args(WeightsForm):
+        raise ConfigError(f"form is {' or '.join(get_args(WeightsForm))}, not {form!r}", key="form")
+    if folder is None and form != "vllm":
+        raise ConfigError(f"the form {form} needs a folder", key="folder")
+    if grouped and form != "vllm":
+        raise ConfigError("only the form vllm has a group", key="group")
+    if lora and form != "full":
+        raise ConfigError("an adapter (lora=True) is written in full each time", key="form")
+    if relay and form != "delta":
+        raise ConfigError(f"relay is for form='delta': the form {form} has no checksums", key="relay")
 
 
 def _adapter_of(

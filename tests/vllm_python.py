@@ -45,6 +45,18 @@ def environment(folder: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(place)}
 
 
+def transfer_environment(folder: Path) -> dict[str, str]:
+    """Give `environment` with a weight transfer for CPUs, which vLLM finds by its entry point (`socket_transfer`)."""
+    given = environment(folder)
+    described = folder / "packages" / "socket_transfer-1.0.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: socket-transfer\nVersion: 1.0\n")
+    (described / "entry_points.txt").write_text("[vllm.general_plugins]\nsocket = socket_transfer:register\n")
+    module = HERE / "inference" / "vllm" / "socket_transfer.py"
+    (folder / "packages" / module.name).symlink_to(module)
+    return given
+
+
 def tiny_models(folder: Path, count: int) -> list[Path]:
     """Make folders with tiny models that differ in their weights; 8 s."""
     folders = [folder / f"tiny-{number}" for number in range(count)]

@@ -20,7 +20,7 @@ from ...errors import (
     UpdateInProgress,
     UpdateNotBegun,
 )
-from ...wire.messages.base import POLICY, Done, Refused
+from ...wire.messages.base import POLICY, Done, Refused, new_id
 from ...wire.messages.engines import UpdateTimes, WeightsServed
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ AGAIN_S, AGAIN_MOST_S = 5.0, 300.0
 """First and longest wait before a backend is asked again to load weights, in seconds."""
 
 log = logging.getLogger("prorl.backend_broker")
+
+
+FETCH_SHARE = 0.5
+"""Of the time for a `load`: hosts that have not fetched the weights by then lag behind the others."""
 
 
 class Answer(NamedTuple):
@@ -77,6 +81,23 @@ class UnderWay:
     times: dict[str, UpdateTimes] = field(default_factory=dict)
     """By backend, what fetching and loading cost."""
 
+    def receivers(self) -> list[str]:
+        """Return the backends of a transfer; empty for other steps, which all backends do."""
+        return [one.backend_id for one in self.request.receivers]
+
+    def part(self, backend_id: str, keep: tuple[int, ...]) -> WeightUpdate:
+        """Return what one host is asked now.
+
+        Args:
+            backend_id: of the host.
+            keep: the versions of an adapter that it must not unload.
+        """
+        request = self.request
+        step = "cancel" if self.failure is not None else request.step
+        receivers = tuple(one for one in request.receivers if one.backend_id == backend_id)
+        part = replace(request, request_id=new_id(), step=step, keep=keep, receivers=receivers)
+        return replace(part, step="fetch", timeout_s=FETCH_SHARE * part.timeout_s) if self.fetching else part
+
     def done(self) -> list[str]:
         return [backend_id for backend_id, error in self.outcomes.items() if error is None]
 
@@ -88,6 +109,12 @@ class UnderWay:
             log.warning(
                 "%s of weights %d of %s: %s", request.step, request.weight_version, request.model, error.message
             )
+
+    def is_over(self) -> bool:
+        """Return whether no answer is awaited: all are there, or a transfer has failed, which others would wait for."""
+        return not self.missing or (
+            self.request.step == "transfer" and any(error is not None for error in self.outcomes.values())
+        )
 
     def digest(self) -> str:
         """Return the digest of more than half of the hosts that answered with one; empty: there is none."""
@@ -117,11 +144,12 @@ class UnderWay:
     def error(self) -> ProrlError | None:
         """Return the first error, preferring any other to `UpdateNotBegun`.
 
-        Of a step that some backends completed, backends that left the list are ignored, except for `begin`; so are late
-        ones with `UpdateNotBegun` of an `end`. They are behind, and get no jobs until they serve the version.
+        Of a step that some backends completed, backends that left the list are ignored, except for `begin` and
+        `transfer`; so are late ones with `UpdateNotBegun` of an `end`. They are behind, and get no jobs until they
+        serve the version.
         """
         ignored: tuple[type[ProrlError], ...] = ()
-        if self.done() and self.request.step != "begin":
+        if self.done() and self.request.step not in ("begin", "transfer"):
             ignored = (NoBackend, UpdateNotBegun) if self.request.step == "end" else (NoBackend,)
         errors = (error for error in self.outcomes.values() if error is not None and not isinstance(error, ignored))
         return min(errors, key=lambda error: isinstance(error, UpdateNotBegun), default=None)
@@ -211,8 +239,22 @@ def check_form(request: WeightUpdate) -> None:
         raise MalformedMessage("the step `load`, and no other one, names a `path`", field="$.path")
     if request.relay is not None and (request.step != "load" or not request.digest):
         raise MalformedMessage("a `relay` belongs to a `load` with the digest of the weights", field="$.relay")
+    if (request.step == "transfer") != bool(request.call and request.receivers):
+        raise MalformedMessage(
+            "the step `transfer`, and no other one, has a `call` and its `receivers`", field="$.call"
+        )
     if request.backend_id is not None and request.step != "set":
         raise MalformedMessage("only the step `set` may name one backend", field="$.backend_id")
+
+
+def check_transfer(request: WeightUpdate, begun: int | None, live: Sequence[str]) -> None:
+    """Check that a `transfer` is inside of an update, and that its backends live; the error names the first without."""
+    if begun != request.weight_version:
+        message = f"no update to weights {request.weight_version} was begun, or it was given up"
+        raise UpdateNotBegun(message, weight_version=request.weight_version)
+    for receiver in request.receivers:
+        if receiver.backend_id not in live:
+            raise name_backend(NoBackend("it was removed, or its host fell silent"), receiver.backend_id)
 
 
 def address_of(backend: Backend) -> EngineAddress:

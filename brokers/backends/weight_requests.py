@@ -45,6 +45,7 @@ from ...wire.messages.engines import WeightUpdate
 from .relay_tree import relay_for
 from .trainer_lease import TrainerLease
 from .weight_calls import (
+    FETCH_SHARE,
     Answer,
     CatchUpRetries,
     EngineAddress,
@@ -56,6 +57,7 @@ from .weight_calls import (
     check_form,
     check_none_fetched,
     check_own,
+    check_transfer,
     name_backend,
     served_version,
     too_late,
@@ -74,8 +76,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("prorl.backend_broker")
 
-FETCH_SHARE = 0.5
-"""Of the time for a `load`: hosts that have not fetched the weights by then lag behind the others."""
 CATCH_UP_S = 600.0
 """How many seconds a late backend may take to load the wanted weights."""
 REQUESTS_LIMIT = 256
@@ -177,7 +177,7 @@ class WeightRequests:
             if ready is not None and ready.digest and model in self._heap.adapters:
                 under_way.digests[backend_id] = ready.digest
                 self._heap.serve(self._heap.adapters.agree(model, under_way.agreed()))
-            if not under_way.missing:
+            if under_way.is_over():
                 self._follow(under_way, now)
 
     def _did(self, request: WeightUpdate, backend_id: str) -> None:
@@ -227,7 +227,7 @@ class WeightRequests:
                     gone = NoBackend("it was removed, or its host fell silent")
                     del under_way.missing[request_id], self._calls[request_id]
                     under_way.note_outcome(backend_id, too_late(under_way) if is_late else gone)
-            if not under_way.missing:
+            if under_way.is_over():
                 self._follow(under_way, now)
         for backend_id in self._retries.due(now):
             if backend_id in self._heap and self._heap.member(backend_id).needed_version:
@@ -277,11 +277,12 @@ class WeightRequests:
                 self._begin_load(request, now, request.timeout_s)
             case "load":  # it begins once the weights are fetched
                 update.check_none_but(version)
-            case "remove":
+            case "transfer":
+                check_transfer(request, update.version, self._heap.trained(request.model))
+            case "remove" | "set":
                 update.check_none_but(None)
-            case "set":
-                update.check_none_but(None)
-                self._registry.set_weight_version(version, None, request.model)
+                if request.step == "set":
+                    self._registry.set_weight_version(version, None, request.model)
 
     def _begin_load(self, request: WeightUpdate, now: float, left_s: float) -> None:
         limit_s = min(left_s + TAKE_BACK_S, LIMIT_MOST_S)
@@ -305,16 +306,13 @@ class WeightRequests:
                 self._ask_one(under_way, backend_id)
 
     def _ask(self, under_way: UnderWay) -> None:
-        for backend_id in self._heap.trained(under_way.request.model):
+        for backend_id in under_way.receivers() or self._heap.trained(under_way.request.model):
             self._ask_one(under_way, backend_id)
 
     def _ask_one(self, under_way: UnderWay, backend_id: str) -> None:
-        step = "cancel" if under_way.failure is not None else under_way.request.step
-        part = replace(under_way.request, request_id=new_id(), step=step, keep=self._kept(under_way, backend_id))
-        if step == "load" and part.model in self._heap.adapters:
+        part = under_way.part(backend_id, self._kept(under_way, backend_id))
+        if part.step == "load" and part.model in self._heap.adapters:
             part = replace(part, digest=self._updates.of(part.model).digest(part.weight_version))
-        if under_way.fetching:
-            part = replace(part, step="fetch", timeout_s=FETCH_SHARE * part.timeout_s)
         part = replace(part, relay=relay_for(part, backend_id, self._registry.copies(part.model)))
         call = EngineCall(address_of(self._heap.member(backend_id).backend), part)
         under_way.outcomes[backend_id] = None
@@ -430,6 +428,8 @@ class WeightRequests:
     def _follow(self, under_way: UnderWay, now: float) -> None:
         self._unload_others(under_way, now)
         request, error = under_way.request, under_way.error()
+        while under_way.missing:  # of a transfer that failed
+            del self._calls[under_way.missing.popitem()[0]]
         if under_way.envelope is None:
             self._caught_up(under_way, now)
             return
@@ -454,11 +454,11 @@ class WeightRequests:
                 self._conclude(under_way)
             except ProrlError as refusal:
                 error = refusal
-        result = "done" if error is None else "failed"
-        WEIGHTS_REQUEST_SECONDS.observe(now - under_way.since, request.step, result)
+        WEIGHTS_REQUEST_SECONDS.observe(now - under_way.since, request.step, "failed" if error else "done")
         reply = under_way.reply(error)
         del self._under_way[request]
-        self._ended[request] = reply
+        if request.step != "transfer":  # its info is large, and a repeated one only begins the transfer again
+            self._ended[request] = reply
         if len(self._ended) > REQUESTS_LIMIT:
             del self._ended[next(iter(self._ended))]
         self._answers.append(Answer(under_way.envelope, reply))

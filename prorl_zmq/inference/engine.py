@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..wire.messages.chat import ChatSettings
-    from ..wire.messages.engines import UpdateMode
+    from ..wire.messages.engines import TransferCall, UpdateMode
     from ..wire.messages.jobs import LogprobsMode, Sampling
     from .kv_figures import KvFigures
 
@@ -106,6 +106,10 @@ class EngineDescription:
     """Whether it is a `KvEngine`."""
     adapter_rest_s: float = 0.0
     """Seconds after `remove_adapter` for which it may still read the adapter's folder."""
+    transfer: str = ""
+    """The backend of vLLM's weight transfer that it was started with; empty: it is no `TransferEngine`."""
+    transfer_ranks: int = 0
+    """How many of its processes join a trainer's group."""
 
 
 class Engine(Protocol):
@@ -202,6 +206,26 @@ class KvEngine(Engine, Protocol):
 
         Args:
             now: the time in seconds, of `time.monotonic`.
+        """
+
+
+class TransferEngine(Engine, Protocol):
+    """An engine whose description has `transfer`: its processes take weights from a group that a trainer makes."""
+
+    async def transfer(self, call: TransferCall, info: dict[str, Any], limit_s: float) -> None:
+        """Do one call of a transfer, between `begin_update` and `end_update`.
+
+        After a call that failed, a new `init` begins a new transfer. If the update ends and no transfer was finished
+        after an `update`, the engine is lost: its weights are of two versions.
+
+        Args:
+            call: `init` joins a group, `update` takes tensors from it, `finish` puts them into use, `leave` leaves the
+                group.
+            info: as vLLM's method of that name expects it.
+            limit_s: after these seconds the engine is lost, since its processes wait for the trainer.
+
+        Raises:
+            EngineFailed: the call failed.
         """
 
 

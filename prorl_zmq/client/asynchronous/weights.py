@@ -13,11 +13,13 @@ from msgspec.structs import replace
 from ...errors import NoBackend, ProrlError, RequestTimeout, WeightsHeld
 from ...wire.messages.backends import TAKE_BACK_S, HoldWeights
 from ...wire.messages.base import POLICY, new_id
-from ...wire.messages.engines import UPDATE_LIMIT_S, WeightUpdate
+from ...wire.messages.engines import UPDATE_LIMIT_S, Receiver, WeightUpdate
 from ..keep_alive import KeepAlive
 
 if TYPE_CHECKING:
-    from ...wire.messages.engines import UpdateMode, UpdateStep, UpdateTimes
+    from collections.abc import Mapping
+
+    from ...wire.messages.engines import TransferCall, UpdateMode, UpdateStep, UpdateTimes
     from ...wire.messages.relay import WeightRelay
     from .backends import AsyncBackends
     from .connection import AsyncServiceConnection
@@ -83,8 +85,47 @@ class AsyncWeightUpdates:
         update = self._weight_update("begin", version, timeout_s, take_over=take_over, model=model)
         await self._ask_engines(replace(update, mode=mode, limit_s=update_limit_s))
 
+    async def transfer_weights(
+        self,
+        version: int,
+        call: TransferCall,
+        info: str,
+        receivers: Mapping[str, int],
+        *,
+        timeout_s: float | None = None,
+        model: str = POLICY,
+    ) -> None:
+        """Have engines do one call of vLLM's own weight transfer; after `begin_weights`.
+
+        `WeightsPublisher(form="vllm")` does all of them. They end with `end_weights(version, transferred=True)`.
+
+        Args:
+            version: as in `begin_weights`.
+            call: see [`TransferCall`][prorl_zmq.wire.messages.engines.TransferCall].
+            info: JSON that vLLM's method expects.
+            receivers: by the ids of the backends, the rank of each one's first process in the trainer's group.
+            timeout_s: longest wait in seconds; an engine that is not done by then is lost. None: the client's
+                `timeout_s`.
+            model: as in `begin_weights`.
+
+        Raises:
+            UpdateNotBegun: this version was not begun.
+            NoBackend: a receiver, named by `backend`, has left.
+            EngineFailed: a receiver failed; `backend` names it. Others may still wait for the trainer's group.
+            RequestTimeout: a receiver did not answer.
+        """
+        update = self._weight_update("transfer", version, timeout_s, take_over=False, model=model)
+        ranks = tuple(Receiver(backend_id, rank) for backend_id, rank in receivers.items())
+        await self._ask_engines(replace(update, call=call, info=info, receivers=ranks))
+
     async def end_weights(
-        self, version: int, *, timeout_s: float | None = None, take_over: bool = False, model: str = POLICY
+        self,
+        version: int,
+        *,
+        timeout_s: float | None = None,
+        take_over: bool = False,
+        model: str = POLICY,
+        transferred: bool = False,
     ) -> None:
         """Resume generation with the weights that `begin_weights` named, which the engines now have.
 
@@ -95,6 +136,8 @@ class AsyncWeightUpdates:
             timeout_s: longest wait in seconds for all engines; None: the client's `timeout_s`.
             take_over: as in `begin_weights`.
             model: as in `begin_weights`.
+            transferred: engines that took no whole transfer of `transfer_weights` continue with the weights that they
+                had, and get no jobs.
 
         Raises:
             UpdateNotBegun: this version was not begun, or the engines resumed after their limit.
@@ -102,7 +145,8 @@ class AsyncWeightUpdates:
             EngineFailed: an engine could not resume; `backend` names it, the others have.
             RequestTimeout: a broker or an engine did not answer.
         """
-        await self._serve_weights(self._weight_update("end", version, timeout_s, take_over=take_over, model=model))
+        update = self._weight_update("end", version, timeout_s, take_over=take_over, model=model)
+        await self._serve_weights(replace(update, transferred=transferred))
 
     async def cancel_weights(
         self, version: int, *, timeout_s: float | None = None, take_over: bool = False, model: str = POLICY

@@ -18,7 +18,9 @@ import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
 
 from ...errors import EngineFailed, InvalidWeights, RequestTimeout, UpdateInProgress, UpdateNotBegun
 from ...system.threads import run_aside
@@ -30,7 +32,7 @@ from .host_relay import local_copy
 if TYPE_CHECKING:
     from ...wire.messages.engines import UpdateMode, WeightUpdate
     from ...wire.messages.relay import CopyState, WeightRelay
-    from ..engine import Engine
+    from ..engine import Engine, TransferEngine
     from ..relay.weights_relay import WeightsRelay
     from ..weights.local_copy import LocalCopy
 
@@ -50,6 +52,11 @@ class _Begun:
     stopping: asyncio.Task[None]
     """Done when no generation runs any more."""
     limit: asyncio.TimerHandle
+    call_id: str = ""
+    call: asyncio.Task[None] | None = None
+    """The last call of a transfer, and the id of its request, which may come twice."""
+    received: bool = False
+    """Whether a whole transfer came."""
 
 
 class EngineUpdates:
@@ -100,8 +107,10 @@ class EngineUpdates:
                 return await self.load(Path(request.path), content, request.mode, request.relay)
             case "begin":
                 await self.begin(version, request.mode, request.limit_s)
+            case "transfer":
+                await self.transfer(request)
             case "end":
-                await self.end(version)
+                await self.end(version, transferred=request.transferred)
             case "cancel":
                 await self.cancel(version)
             case "set":
@@ -132,13 +141,51 @@ class EngineUpdates:
             self._forget(begun)
             begun.stopping.result()
 
-    async def end(self, weight_version: int) -> None:
+    async def transfer(self, request: WeightUpdate) -> None:
+        """Do one call of vLLM's weight transfer; one that is asked for again, with the same id, is done once.
+
+        Raises:
+            UpdateInProgress: an update to another version was begun.
+            UpdateNotBegun: no update was begun.
+            EngineFailed: the engine has no weight transfer, or the call failed.
+        """
+        self._check_none_but(request.weight_version)
+        begun = self._begun
+        if begun is None:
+            message = f"no update to weights {request.weight_version} was begun here, or it was given up"
+            raise UpdateNotBegun(message, weight_version=request.weight_version)
+        if begun.call is None or begun.call_id != request.request_id:
+            begun.call_id = request.request_id
+            begun.call = asyncio.create_task(self._transfer(begun, request), name=f"transfer: {request.call}")
+            begun.call.add_done_callback(lambda task: task.cancelled() or task.exception())
+        await asyncio.shield(begun.call)
+
+    async def _transfer(self, begun: _Begun, request: WeightUpdate) -> None:
+        engine = cast("TransferEngine", self._engine)
+        if not engine.description.transfer or request.call is None:
+            raise EngineFailed("the engine was started without a weight transfer", refused=True)
+        await asyncio.wait([begun.stopping])
+        async with self._one_change:
+            if self._begun is not begun:
+                raise UpdateNotBegun("the update was given up", weight_version=request.weight_version)
+            info = decoded_info(request)
+            if request.call in ("init", "update"):
+                begun.received = False
+            await engine.transfer(request.call, info, request.timeout_s)
+            if request.call == "finish":
+                begun.received = True
+
+    async def end(self, weight_version: int, *, transferred: bool = False) -> None:
         """Resume with these weights. A repeated end does nothing.
+
+        Args:
+            weight_version: as in `begin`.
+            transferred: without a whole transfer since `begin`, the engine resumes with the weights that it had.
 
         Raises:
             UpdateInProgress: an update to another version was begun.
             UpdateNotBegun: no update was begun, and the engine serves another version.
-            EngineFailed: the engine could not resume; the end may be repeated.
+            EngineFailed: the engine could not resume, and the end may be repeated; or no whole transfer came.
         """
         self._check_none_but(weight_version)
         begun = self._begun
@@ -146,6 +193,12 @@ class EngineUpdates:
             await asyncio.wait([begun.stopping])
         async with self._one_change:
             if begun is not None and self._begun is begun:
+                if transferred and not begun.received:
+                    await self._engine.end_update(None)
+                    self._forget(begun)
+                    raise EngineFailed(
+                        f"weights {weight_version} did not come; it continues with {self._engine.weight_version}"
+                    )
                 await self._engine.end_update(weight_version)
                 self._forget(begun)
             elif self._engine.weight_version != weight_version:
@@ -350,3 +403,18 @@ class EngineUpdates:
                 f"an update to weights {begun.weight_version} was begun and has not ended; end or cancel it first",
                 weight_version=begun.weight_version,
             )
+
+
+def decoded_info(request: WeightUpdate) -> dict[str, Any]:
+    """Return what vLLM's method gets, with the rank of the engine's first process.
+
+    Raises:
+        EngineFailed: it is no JSON object.
+    """
+    try:
+        info = msgspec.json.decode(request.info or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise EngineFailed(f"the info of a transfer is no JSON object: {error}", refused=True) from error
+    if isinstance(info.get("rank_offset"), int) and request.receivers:
+        info["rank_offset"] += request.receivers[0].rank - 1
+    return info

@@ -250,6 +250,8 @@ class EngineHost:
             scores=engine.scores,
             records=cast("tuple[RecordName, ...]", engine.records),  # checked below
             adapter_slots=engine.adapter_slots if options.adapters is not None else 0,
+            transfer=engine.transfer,
+            transfer_ranks=engine.transfer_ranks,
             top_limit=engine.top_limit,
             unrecorded=cast("dict[RecordName, str]", dict(engine.unrecorded)),
             life=self._life,

@@ -6,16 +6,15 @@ own end-of-text ids. Weight versions come from vLLM, per token.
 
 New weights are checked against the model's (`checkpoint`); then vLLM pauses, reloads, takes the version and resumes.
 Updates run one at a time, in the order of the calls, and a load continues if its caller is cancelled. A trainer that
-moves weights itself does so inside vLLM's processes (`--worker-extension-cls`). If vLLM's processes die, or a reload
-fails half-way, the engine is lost: all calls raise `EngineFailed` with `fatal=True`. Not supported: prompts other than
-text.
+moves weights itself does so inside vLLM's processes: by vLLM's own transfer (`vllm_transfer`) or by a
+`--worker-extension-cls`. If vLLM's processes die, or a reload or transfer ends half-way, the engine is lost: all calls
+raise `EngineFailed` with `fatal=True`. Not supported: prompts other than text.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import multiprocessing
 import time
 import traceback
 from contextlib import contextmanager, suppress
@@ -47,9 +46,10 @@ from ..prompt_logprobs import scores_by_rank
 from ..records import asked_records
 from .root_cause import root_cause
 from .vllm_adapters import VllmAdapters, lora_flags
-from .vllm_processes import Interrupted, interruptible, is_cpu_build, set_environment, tailed_output
+from .vllm_processes import Interrupted, interruptible, is_cpu_build, set_environment, shut_down, tailed_output
 from .vllm_records import VllmRecords
 from .vllm_start import downloaded_folder, model_folder, start_async_llm
+from .vllm_transfer import VllmTransfer, transfer_backend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
     from ...config import LoraSlots
     from ...data.scores import Scores
-    from ...wire.messages.engines import UpdateMode
+    from ...wire.messages.engines import TransferCall, UpdateMode
     from ...wire.messages.jobs import Sampling
     from ..kv_figures import KvFigures
     from ..records import Arrays
@@ -69,16 +69,12 @@ DRAIN_S = 1800.0
 """Longest wait until running generations are paused, or in mode `drain` have ended."""
 RELOAD_S = 1800.0
 """Longest reading of new weights."""
-SHUTDOWN_S = 10.0
-"""Seconds in which vLLM's processes must end before they are killed; they take 5 s on an idle machine."""
-REAP_S = 5.0
-"""Longest wait for a killed process."""
 
 BY_TEMPLATE = ChatSettings("transformers")
 
 
 class VllmEngine:
-    """Implements `engine.AdapterEngine` and `engine.KvEngine` with vLLM; made by `start`, on the loop that uses it."""
+    """Implements `engine.AdapterEngine`, `KvEngine` and `TransferEngine` with vLLM; made by `start`, on its loop."""
 
     def __init__(
         self,
@@ -101,6 +97,7 @@ class VllmEngine:
         self._running: set[str] = set()
         self._requests = 0
         self._adapters = VllmAdapters(llm, model, lora)
+        self._transfer = VllmTransfer(llm)
         self._updating = asyncio.Lock()
         self._paused = False
         """Whether an update was begun."""
@@ -247,6 +244,7 @@ class VllmEngine:
     async def end_update(self, weight_version: int | None) -> None:
         async with self._updating:
             self._check_open()
+            await self._check_whole()
             with self._translated():
                 if weight_version is not None:
                     await self._llm.update_weight_version(str(weight_version))
@@ -265,6 +263,18 @@ class VllmEngine:
         self._updates.add(update)
         update.add_done_callback(self._updated)
         return await asyncio.shield(update)
+
+    async def transfer(self, call: TransferCall, info: dict[str, Any], limit_s: float) -> None:
+        async with self._updating:
+            self._check_updatable()
+            with self._translated():
+                try:
+                    async with asyncio.timeout(limit_s) as limit:
+                        await self._transfer.call(call, info)
+                except TimeoutError:
+                    if limit.expired():  # vLLM's processes wait in the call, and cannot be called again
+                        self._lost(f"the trainer's group did not do `{call}` within {limit_s:g} s")
+                    raise
 
     async def set_weight_version(self, weight_version: int) -> None:
         self._check_open()
@@ -286,7 +296,7 @@ class VllmEngine:
             await self._llm.abort(list(self._running))
         if self._llm.output_handler is not None:
             self._llm.output_handler.cancel()  # it would log our ending the processes as their failure
-        await asyncio.to_thread(_shut_down, self._llm)
+        await asyncio.to_thread(shut_down, self._llm)
         self._llm = None
         self._adapters.close()
         gc.collect()  # it is in cycles, and fails noisily if collected at the interpreter's exit
@@ -299,6 +309,7 @@ class VllmEngine:
         async with self._updating:
             try:
                 self._check_updatable()
+                await self._check_whole()
                 await read_in_time(CHECK_S, check_checkpoint, path, self._model)
                 self._check_open()
                 began = time.monotonic()
@@ -366,6 +377,12 @@ class VllmEngine:
         if self._closed:
             raise EngineFailed("the engine was closed", unreachable=True)
 
+    async def _check_whole(self) -> None:
+        if self._transfer.half_loaded:
+            self._fault = "the trainer's transfer ended before all weights had come"
+            await self._llm.abort(list(self._running))
+            self._check_open()
+
     def _check_updatable(self) -> None:
         self._check_open()
         if self._no_updates:
@@ -408,14 +425,9 @@ def _description(config: Any, model: str, chat: ChatSettings, lora: LoraSlots | 
         unrecorded=records.unrecorded,
         adapter_slots=0 if lora is None else lora.slots,
         kv=True,
+        transfer=transfer_backend(config),
+        transfer_ranks=config.parallel_config.world_size_across_dp,
     )
-
-
-def _shut_down(llm: Any) -> None:
-    processes = multiprocessing.active_children()
-    llm.shutdown(SHUTDOWN_S)
-    for process in processes:
-        process.join(REAP_S)  # vLLM leaves processes that it killed as zombies
 
 
 def _sampling_parameters(sampling: Sampling, stop_token_ids: Sequence[int], room: int, records: dict[str, int]) -> Any:

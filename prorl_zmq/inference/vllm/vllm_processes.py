@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import multiprocessing
 import os
 import select
 import signal
 import sys
 from collections import deque
 from threading import Thread, current_thread, main_thread
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,6 +27,10 @@ HOST_VARIABLE = "PRORL_VLLM_HOST"
 TAIL_LINES = 1000
 """Last lines of vLLM's output that are searched for the cause of a failed start; tracebacks of several processes."""
 LINE_LIMIT_BYTES = 16_384
+SHUTDOWN_S = 10.0
+"""Seconds in which vLLM's processes must end before they are killed; they take 5 s on an idle machine."""
+REAP_S = 5.0
+"""Longest wait for a killed process."""
 
 
 def end_with_host() -> None:
@@ -92,6 +97,14 @@ def interruptible() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def shut_down(llm: Any) -> None:
+    """End an `AsyncLLM` and its processes."""
+    processes = multiprocessing.active_children()
+    llm.shutdown(SHUTDOWN_S)
+    for process in processes:
+        process.join(REAP_S)  # vLLM leaves processes that it killed as zombies
 
 
 def is_cpu_build() -> bool:

@@ -1,8 +1,9 @@
-"""Writers of one version of weights, from tensors: in full, as a delta, or as a LoRA adapter.
+"""Writers of one version of weights, from tensors: in full, as a delta, as a LoRA adapter, or nowhere.
 
-Each has `add` for every whole tensor, `finish`, which returns the version's folder, and `close`, which drops what was
-not finished. Tensors stay unchanged until then. A folder gets its name, or its index, when it is whole. The methods
-raise `InvalidWeights` for tensors that the served model cannot have, and `OSError` if the folder cannot be written.
+Each has `add` for every whole tensor, `finish`, which returns the version's folder if there is one, and `close`, which
+drops what was not finished. Tensors stay unchanged until then. A folder gets its name, or its index, when it is whole.
+The methods raise `InvalidWeights` for tensors that the served model cannot have, and `OSError` if the folder cannot be
+written.
 """
 
 from __future__ import annotations
@@ -206,6 +207,26 @@ class DeltaWriter(Tensors):
 
     def _take(self, name: str, ours: torch.Tensor) -> None:
         self._versions.add(name, ours.reshape(-1).view(torch.uint8).numpy())
+
+
+class HeldTensors(Tensors):
+    """Writes nothing: the tensors go to the engines from memory, by their names."""
+
+    write_s = 0.0
+    written_bytes = 0
+
+    def __init__(self, path: Path, served: dict[str, TensorKind], tied: set[str]) -> None:
+        super().__init__(path, served, tied)
+        self.held: dict[str, torch.Tensor] = {}
+
+    def finish(self, _: int) -> None:
+        self._check_whole()
+
+    def close(self) -> None:
+        self.held = {}
+
+    def _take(self, name: str, ours: torch.Tensor) -> None:
+        self.held[name] = ours
 
 
 class AdapterWriter:

@@ -91,6 +91,10 @@ class Backend(Part, frozen=True, kw_only=True):
     adapter_slots: Annotated[int, Meta(ge=0, le=1024)] = 0
     """Adapters whose generations run at the same time; 0: it takes none."""
     adapters: Adapters = {}
+    transfer: ShortText = ""
+    """The backend of vLLM's weight transfer that its engine was started with, such as `nccl`; empty: none."""
+    transfer_ranks: Annotated[int, Meta(ge=0, le=65535)] = 0
+    """How many of its engine's processes join a trainer's group."""
     life: Annotated[str, Meta(max_length=64)] = ""
     """An identifier of its host's current life, which rejects requests for another life. Empty: no engine host."""
     version: ShortText = ""

@@ -33,11 +33,24 @@ ENGINES_S = 30.0
 UPDATE_LIMIT_S = 600.0
 """Default limit of an update, after which engines consider the trainer dead."""
 
-UpdateStep = Literal["fetch", "begin", "load", "end", "cancel", "set", "remove"]
+UpdateStep = Literal["fetch", "begin", "transfer", "load", "end", "cancel", "set", "remove"]
 UpdateMode = Literal["keep", "drain", "abort"]
 """What happens to running generations when new weights come. `keep`: they pause, and resume with the new weights.
 `drain`: they end first, with the old ones, while new requests wait. `abort`: they end at once, and the agent loop has
 the rest of the turn generated with the new ones."""
+
+TransferCall = Literal["init", "update", "finish", "leave"]
+"""Calls of vLLM's weight transfer, in their order. `init`: join the trainer's group. `update`: take tensors that the
+trainer sends meanwhile; there may be several. `finish`: all have come. `leave`: leave the group."""
+TRANSFER_INFO_CHARS = 8 * 2**20
+
+
+class Receiver(Part, frozen=True):
+    """A backend in a trainer's group."""
+
+    backend_id: Identifier
+    rank: Annotated[int, Meta(ge=1, le=65535)]
+    """Of its first process. The trainer has rank 0."""
 
 
 class Generate(Request, frozen=True, kw_only=True):
@@ -96,6 +109,7 @@ class WeightUpdate(Request, frozen=True):
     |---|---|
     | `fetch` | brings the weights at `path` near, and generates meanwhile; sent by the broker before a `load` |
     | `begin` | stops generating, as `mode` says; for the version already begun, only restarts `limit_s` |
+    | `transfer` | does the `call` of vLLM's own weight transfer, between `begin` and `end`; only the `receivers` |
     | `load` | loads the weights at `path` and serves them: begin, load and end in one |
     | `end` | resumes with the weights that the trainer has put into the engine |
     | `cancel` | resumes with the weights that it has; without a `begin` it does nothing |
@@ -103,12 +117,12 @@ class WeightUpdate(Request, frozen=True):
     | `remove` | unloads all versions of an adapter but those to `keep`, once their generations have ended |
 
     An engine host replies with `EngineReady` after the step. The backend broker replies after all hosts have, to a
-    `load` with `WeightsServed`, otherwise with `Done`; from
-    `begin` on it assigns no job to a backend that does not serve this version, and it cancels a `begin` if one engine
-    cannot stop. A `load` begins when all hosts have fetched the weights, or half of `timeout_s` is over. The front door
-    accepts `load`, `end` and `set`, after the backend broker has replied: batches drop rollouts that are too old for
-    the version. It accepts `remove` before the backend broker gets it, and `cancel` after the backend broker has
-    refused that.
+    `load` with `WeightsServed`, otherwise with `Done`; to a `transfer` as soon as one host has failed. From `begin` on
+    it assigns no job to a backend that does not serve this version, and it cancels a `begin` if one engine cannot stop.
+    A `load` begins when all hosts have fetched the weights, or half of `timeout_s` is over. The front door accepts
+    `load`, `end` and `set`, after the backend broker has replied: batches drop rollouts that are too old for the
+    version. It accepts `remove` before the backend broker gets it, and `cancel` after the backend broker has refused
+    that.
 
     For an adapter, a `model` other than the backend's `name`, there are only `load` and `remove`: its running
     generations end with the version that they began with, whatever the `mode`.
@@ -142,6 +156,14 @@ class WeightUpdate(Request, frozen=True):
     the backend broker."""
     relay: WeightRelay | None = None
     """For `fetch` and `load`: where hosts fetch weights that they do not see at `path`; None: nowhere."""
+    call: TransferCall | None = None
+    """For `transfer`."""
+    info: Annotated[str, Meta(max_length=TRANSFER_INFO_CHARS)] = ""
+    """For `transfer`: JSON that vLLM's method expects. Hosts add their rank to a `rank_offset`."""
+    receivers: Annotated[tuple[Receiver, ...], Meta(max_length=4096)] = ()
+    """For `transfer`: all backends of the group; a host gets its own entry."""
+    transferred: bool = False
+    """For `end`: engines that took no whole transfer since the `begin` continue with the weights that they had."""
 
 
 class VersionSpan(Part, frozen=True):

@@ -10,7 +10,7 @@ from support.weight_requests import Service
 
 from prorl_zmq.brokers.backends.weight_calls import EngineAddress, EngineCall
 from prorl_zmq.brokers.backends.weight_requests import REQUESTS_LIMIT
-from prorl_zmq.errors import FIELDS_LIMIT, InvalidWeights, NotAllowed, ProrlError, UpdateNotBegun
+from prorl_zmq.errors import FIELDS_LIMIT, EngineFailed, InvalidWeights, NotAllowed, ProrlError, UpdateNotBegun
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.backends import (
     TAKE_BACK_S,
@@ -18,7 +18,7 @@ from prorl_zmq.wire.messages.backends import (
     RemoveBackend,
 )
 from prorl_zmq.wire.messages.base import Done, Refused
-from prorl_zmq.wire.messages.engines import UpdateStep, UpdateTimes, WeightsServed, WeightUpdate
+from prorl_zmq.wire.messages.engines import Receiver, UpdateStep, UpdateTimes, WeightsServed, WeightUpdate
 
 SHA = "0123456789abcdef" * 4
 
@@ -60,6 +60,8 @@ def test_a_step_is_passed_on_to_all_hosts_and_the_client_hears_when_the_last_has
         (WeightUpdate("r", "load", 3), "$.path"),
         (WeightUpdate("r", "end", 3, "/weights"), "$.path"),
         (WeightUpdate("r", "load", 3, "/weights", backend_id="x"), "$.backend_id"),
+        (WeightUpdate("r", "transfer", 3, call="init"), "$.call"),
+        (WeightUpdate("r", "end", 3, call="init", receivers=(Receiver("x", 1),)), "$.call"),
     ],
 )
 def test_a_field_that_does_not_fit_the_step_is_refused(request_: WeightUpdate, field: str) -> None:
@@ -475,3 +477,56 @@ def test_where_weights_are_is_known_to_the_brokers_next_life() -> None:
     later.handler.restore([one for one in records.values() if one is not None], 0.0, weights=weights)
     later.add("x")
     assert {name: call.request.path for name, call in later.calls().items()} == {"x": "/weights-3"}
+
+
+def begun(names: str = "xyz") -> Service:
+    """Return a service with an update to version 3."""
+    service = Service(names)
+    service.ask(WeightUpdate("b", "begin", 3))
+    for call in service.calls().values():
+        service.answer(call)
+    assert service.reply() == Done("b")
+    return service
+
+
+def test_a_call_of_a_transfer_goes_to_its_group_with_each_ones_rank() -> None:
+    service = begun()
+    group = Receiver("x", 1), Receiver("z", 3)
+    service.ask(WeightUpdate("r", "transfer", 3, call="init", info='{"rank_offset":1}', receivers=group))
+    calls = service.calls()
+    assert {name: call.request.receivers for name, call in calls.items()} == {"x": group[:1], "z": group[1:]}
+    assert {(call.request.call, call.request.info) for call in calls.values()} == {("init", '{"rank_offset":1}')}
+    service.answer(calls["x"])
+    assert service.replies == []
+    service.answer(calls["z"])
+    assert service.reply() == Done("r")
+
+
+def test_a_transfer_ends_for_all_as_soon_as_one_host_has_failed() -> None:
+    service = begun()
+    group = tuple(Receiver(name, rank) for rank, name in enumerate("xyz", 1))
+    service.ask(WeightUpdate("r", "transfer", 3, call="update", receivers=group))
+    calls = service.calls()
+    service.answer(calls["y"], EngineFailed("the peer has left"))
+    assert service.refusal() == ("engine_failed", "y")
+    service.answer(calls["x"])
+    assert service.replies == [], "its client has the reply"
+    assert service.handler.next_deadline() is None
+    service.ask(RemoveBackend("gone", "z"))
+    service.replies.clear()
+    service.ask(WeightUpdate("again", "transfer", 3, call="init", receivers=group))
+    assert service.refusal() == ("no_backend", "z")
+    service.ask(WeightUpdate("again", "transfer", 3, call="init", receivers=group[:2]))
+    calls = service.calls()
+    assert set(calls) == {"x", "y"}
+    service.ask(RemoveBackend("gone", "y"))
+    service.replies.clear()
+    service.tick(1.0)
+    assert service.refusal() == ("no_backend", "y")
+
+
+def test_a_transfer_is_inside_of_an_update() -> None:
+    service = Service("x")
+    service.ask(WeightUpdate("r", "transfer", 3, call="init", receivers=(Receiver("x", 1),)))
+    assert service.reply().error.code == UpdateNotBegun.code
+    assert service.calls() == {}
