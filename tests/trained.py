@@ -16,12 +16,15 @@ from prorl_zmq import Job, RolloutClient
 from prorl_zmq.data.reward_curve import CLEAR, rise
 from prorl_zmq.errors import RequestTimeout
 from prorl_zmq.examples.trainers.shared.make_model import make
+from prorl_zmq.inference.checkpoint import delta_of
 from prorl_zmq.service.child import ChildService
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 JOBS = [Job(task="letters", instance={"name": f"n{number}"}) for number in range(64)]
+SMALL_STEP = 3e-10
+"""A learning rate that changes a tenth of the elements of float32 weights."""
 CALLING = [Job(task=job.task, instance={**job.instance, "has_tool": True}) for job in JOBS]
 """The same for the model `calls`."""
 
@@ -69,3 +72,8 @@ def check_rise(rewards: list[float]) -> None:
     found = rise(rewards)
     assert found is not None
     assert found.errors > CLEAR, rewards
+
+
+def check_deltas(weights: Path, newest: int) -> None:
+    """The newest version of a training has a delta to the one before."""
+    assert delta_of(weights / f"weight_v{newest:06d}") is not None, sorted(weights.iterdir())

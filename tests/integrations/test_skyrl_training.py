@@ -22,7 +22,7 @@ from prorl_zmq.integrations.dataset_rows import dataset_rows
 
 torch = pytest.importorskip("torch", reason="it is of the extra [train]")
 from safetensors.torch import load_file, save_file  # noqa: E402
-from trained import CALLING, JOBS, check_rise, models, service_of  # noqa: E402
+from trained import CALLING, JOBS, SMALL_STEP, check_deltas, check_rise, models, service_of  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -170,6 +170,18 @@ def test_skyrl_trains(python: str, service: ChildService, model: Path, tmp_path:
     print([[round(step[name], 3) for name in SHOWN] for step in steps])
 
 
+def test_skyrl_trains_with_deltas(python: str, service: ChildService, model: Path, tmp_path: Path) -> None:
+    changed: dict[str, Any] = {"trainer__max_training_steps": 4, "trainer__eval_interval": 4}
+    changed |= {"prorl__weights_form": "delta", "trainer__policy__optimizer_config__lr": SMALL_STEP}
+    rows = dataset_rows(JOBS_OF[model.name])
+    words = words_of(service, model, tmp_path, rows, **changed, **KEYS_OF[model.name])
+    assert train(python, tmp_path, {tmp_path: words}) == {tmp_path: ""}
+    steps = steps_of(tmp_path, 4)
+    assert max(step["policy/rollout_train_logprobs_abs_diff_max"] for step in steps) < 1e-4
+    assert steps[-1]["weights/version"] == 4
+    check_deltas(tmp_path / "weights", 4)
+
+
 def test_skyrl_trains_while_rollouts_go_on(python: str, service: ChildService, model: Path, tmp_path: Path) -> None:
     changed: dict[str, Any] = {
         "trainer__fully_async__enabled": True,
@@ -205,7 +217,11 @@ def test_what_cannot_be_trained_on_is_said(python: str, service: ChildService, m
         (rows, {"prorl__served_model": tmp_path}, "InvalidWeights:"),
         (rows, {"prorl__endpoint": f"ipc://{tmp_path}/nobody", "prorl__timeout_s": 1}, "RequestTimeout:"),
         (rows, {"prorl__endpont": "x"}, "ValueError: Invalid fields {'endpont'} for ProrlConfig"),
-        (rows, {"prorl__weights_form": "half"}, "ConfigError: prorl.weights_form is one of full, delta, not half"),
+        (
+            rows,
+            {"prorl__weights_form": "half"},
+            "ConfigError: prorl.weights_form is one of full, delta, vllm, not",
+        ),
         (rows, {"prorl__update_mode": "wait"}, "ConfigError: prorl.update_mode is one of keep, drain, abort"),
         (rows, {"trainer__placement__colocate_all": True}, "ConfigError: the service's engines have GPUs of their own"),
         (rows, {"trainer__policy__model__lora__rank": 8}, "ConfigError: the service's engines load whole models"),

@@ -25,7 +25,7 @@ torch = pytest.importorskip("torch", reason="it is of the extra [trl]")
 pytest.importorskip("trl", reason="it is of the extra [trl]")
 from datasets import Dataset, IterableDataset  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
-from trained import CALLING, JOBS, check_rise, kill, models, service_of  # noqa: E402
+from trained import CALLING, JOBS, SMALL_STEP, check_deltas, check_rise, kill, models, service_of  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer  # noqa: E402
@@ -209,6 +209,17 @@ def check_grpo(service: ChildService, model: Path, tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_grpo_trains(service: ChildService, model: Path, tmp_path: Path) -> None:
     check_grpo(service, model, tmp_path)
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(300)
+def test_grpo_trains_with_deltas(service: ChildService, model: Path, tmp_path: Path) -> None:
+    with rollouts_of(service, model, tmp_path, publisher_options={"form": "delta"}) as rollouts:
+        trainer = trainer_of(rollouts, model, tmp_path, max_steps=4, learning_rate=SMALL_STEP)
+        trainer.train()
+    steps = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert max(entry["sampling/sampling_logp_difference/max"] for entry in steps) < 1e-4
+    check_deltas(tmp_path / "weights", 3)
 
 
 @pytest.mark.vllm

@@ -20,7 +20,7 @@ from prorl_zmq.examples.trainers.shared.make_model import make
 
 torch = pytest.importorskip("torch", reason="it is of the extra [train]")
 from safetensors.torch import load_file  # noqa: E402
-from trained import CALLING, JOBS, check_rise, kill, models, service_of  # noqa: E402
+from trained import CALLING, JOBS, SMALL_STEP, check_deltas, check_rise, kill, models, service_of  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -110,6 +110,15 @@ def test_verl_trains_on_several_segments(new_run: NewRun, folder: Path, tmp_path
             ours = {name: getattr(tensor, "_local_tensor", tensor) for name, tensor in whole.items()}
             assert all(not torch.equal(pushed[name], before[name]) for name in before), "all tensors change"
         assert all(torch.equal(pushed[name], ours[name]) for name in before)
+
+
+def test_verl_trains_with_deltas(new_run: NewRun, service: ChildService, folder: Path, tmp_path: Path) -> None:
+    run = new_run(service, folder / "plain")
+    changed = {f"+{OURS}.form": "delta", "actor_rollout_ref__actor__optim__lr": SMALL_STEP}
+    steps = finish(run, run.start(JOBS, 4, **ON_POLICY, **SHORT, **changed))
+    assert len(steps) == 4
+    check_exact(steps)
+    check_deltas(tmp_path / "weights", 4)
 
 
 def test_the_service_samples_for_verl(new_run: NewRun, service: ChildService, folder: Path) -> None:
