@@ -193,7 +193,11 @@ class WeightsPublisher:
             from .inference.relay.publisher_relay import PublisherRelay
 
             backends = self._client.backends
-            self._relay = PublisherRelay(self._folder, relay, backends.keyring, backends.ask)
+            try:
+                self._relay = PublisherRelay(self._folder, relay, backends.keyring, backends.ask)
+            except BaseException:
+                self.close()
+                raise
         for unfinished in self._folder.glob(".weights-*"):
             shutil.rmtree(unfinished, ignore_errors=True)
 
