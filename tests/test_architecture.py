@@ -106,6 +106,7 @@ BUDGET = {
     "examples": 500,
     "explain": 1850,
     "gateway": 5400,
+    "group_transfer": 300,
     "inference": 3050,
     "inference.chat": 2700,
     "inference.embedded": 250,

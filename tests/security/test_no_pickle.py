@@ -17,7 +17,7 @@ PROCESSES = {"multiprocessing", "concurrent.futures.process"}
 WORD = re.compile("|".join([*MODULES, *METHODS, "multiprocessing", "concurrent", "allow_pickle", r"\bload\b"]))
 """A module without any of these is not parsed."""
 OWN_CHILDREN = {
-    "prorl_zmq/inference/vllm/vllm_engine.py": "lists the children that vLLM has started",
+    "prorl_zmq/inference/vllm/vllm_processes.py": "lists the children that vLLM has started",
 }
 """The only users of `multiprocessing`, whose pipes are private to a process and its child."""
 
