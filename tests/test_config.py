@@ -113,6 +113,11 @@ def test_a_whole_file_is_read(tmp_path: Path) -> None:
             "takes no tokenizer; http, transformers and vllm would",
         ),
         ("[backends]\noptions = {depth = 3}", "backends[0].depth", "takes no depth; it takes model"),
+        (
+            "[backends]\noptions = {kv_events = true}",
+            "backends[0].kv_events",
+            "kind embedded takes no kv_events; vllm would",
+        ),
         ("[backends]\nkind = 'http'\nurls = ['gpu-7']", "backends[0].urls", "gpu-7 is not of the form http://"),
         ("[backends]\nkind = 'http'\nurls = ['http://a:1']\ncount = 2", "backends[0].count", "each of `urls`"),
         ("[backends]\ncount = 2\ncores = [0, 1, 2]", "backends[0].cores", "cannot be dealt out evenly to 2 engines"),

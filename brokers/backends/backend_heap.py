@@ -4,7 +4,8 @@
   2603.18815, §3.3, counts all assignments ever made.)
 - A job keeps its backend while it holds the assignment, so its next turn finds a warm prefix cache. A newer attempt
   keeps the backend too if that is ready.
-- With affinity `group`, a job goes to a backend that its group has used: the earliest one with room.
+- With affinity `group`, a job goes to a backend that its group has used: the earliest one with room. Where hosts report
+  what their caches have, this comes first (see `warm_backends`).
 - Otherwise a job goes to the first of the ranking (see `backend_ranking`).
 - A backend whose host states its room accepts no new rollouts beyond it (see `set_room`).
 - Each model (`Backend.name`) has a ranking of its own; a job may hold one backend of each, by `HolderIdentifier`.
@@ -30,11 +31,11 @@ import msgspec
 
 from ...errors import DuplicateBackend, UnknownBackend
 from ...wire.messages.backends import assignment_digest
-from ...wire.messages.base import POLICY, holder
+from ...wire.messages.base import POLICY
 from .adapter_models import AdapterModels
 from .backend_member import Assignment, Member, Owned, Served
 from .backend_ranking import BackendRanking
-from .group_memory import GroupMemory
+from .warm_backends import WarmBackends
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -52,13 +53,12 @@ class BackendHeap:
     """
 
     def __init__(self, affinity: Affinity = "job") -> None:
-        self._by_group = affinity == "group"
         self._members: dict[str, Member] = {}
+        self.warm = WarmBackends(self._members, by_group=affinity == "group")
         self._offers: dict[str, None] = {}
         """Backends on probation that the next job may try."""
         self._rankings: dict[str, BackendRanking] = {}
         """By the backends' own model, whose adapters' jobs get the first that has the adapter."""
-        self._groups = GroupMemory()
         self._assignments: dict[str, Assignment] = {}
         """By holder."""
         self._besides: dict[str, set[str]] = {}
@@ -93,6 +93,7 @@ class BackendHeap:
         self._offers.pop(backend.backend_id, None)
         member.needed_version = needed_version
         member.adapter_notes.clear()
+        self.warm.forget_resident(backend.backend_id)
         self._weigh(member)
         self._serve(member)
         self._rank(member)
@@ -143,6 +144,7 @@ class BackendHeap:
         self._release_all(member)
         self._offers.pop(backend_id, None)
         del self._members[backend_id]
+        self.warm.forget_resident(backend_id)
         self._unrank(member)
         name = member.backend.name
         if not any(other.backend.name == name for other in self._members.values()):
@@ -295,8 +297,7 @@ class BackendHeap:
             pins.add(request.owner, holder_id, request.attempt, pinned)
         found = Assignment(backend_id, request.attempt, request.owner, request.request_id, trial, pinned=pinned)
         self._hold(holder_id, found)
-        if self._by_group and request.group_id:
-            self._groups.add(holder(request.group_id, request.model), backend_id)
+        self.warm.note_assigned(request, backend_id)
         return member.backend
 
     def adopt(self, owner: str, holder_id: str, held: HeldAssignment) -> None:
@@ -411,18 +412,8 @@ class BackendHeap:
         return min(tried, key=lambda backend_id: len(self._members[backend_id].jobs), default=None)
 
     def _choose_ready(self, request: Assign) -> str | None:
-        if self._by_group and request.group_id:
-            group_id = holder(request.group_id, request.model)
-            for backend_id in self._groups.backends(group_id):
-                member = self._members.get(backend_id)
-                if member is not None and request.model not in member.models:
-                    member = None
-                if member is not None and member.state == "updating":
-                    continue  # the update ends soon
-                if member is None or member.state != "ready" or backend_id == request.leaving:
-                    self._groups.forget(group_id, backend_id)
-                elif member.has_room:
-                    return backend_id
+        if (warm := self.warm.find(request)) is not None:
+            return warm
         node, (ranking, lacks) = request.node, self._ranking(request.model)
         if ranking is None:
             return None

@@ -143,6 +143,8 @@ class BackendRegistry:
                 self._changed[backend_id] = None
             host.load, host.copy = alive.load, alive.copy
             self._set_room(backend_id, alive.room, now)
+            if alive.resident is not None:
+                self._heap.warm.note_resident(backend_id, alive.resident)
             self._heap.set_problem(backend_id, alive.problem)
             if host.reported != alive.weight_version:  # a repeated version must not undo a trainer's change
                 host.reported = alive.weight_version

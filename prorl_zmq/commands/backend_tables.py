@@ -21,6 +21,8 @@ NO_BACKENDS = (
     "`prorl-engine` starts a further one"
 )
 
+NO_EVENTS = "its engine publishes no usable KV events, so its prefix cache counts as unknown"
+
 
 def backend_table(backends: tuple[BackendStatus, ...], starts: tuple[EngineStart, ...] = ()) -> Table:
     """Lay out the backends' activity, and the engines that are not ready, in 80 columns."""
@@ -46,6 +48,7 @@ def backend_table(backends: tuple[BackendStatus, ...], starts: tuple[EngineStart
     ]
     problems = [f"{one.backend.backend_id}: {one.problem}{_next_try(one)}" for one in backends if one.problem]
     problems += [f"{one.backend.backend_id}: {one.backend.warning}" for one in backends if one.backend.warning]
+    problems += [f"{one.backend.backend_id}: {NO_EVENTS}" for one in backends if one.load and one.load.lacks_events]
     problems += [f"{start.backend_id}: {start.problem}" for start in starts if start.problem]
     said = problems if rows else [NO_BACKENDS]
     headers = (

@@ -77,6 +77,18 @@ NOTHING_MORE: Final = Wanted()
 
 
 @dataclass(frozen=True, slots=True)
+class KvEventSource:
+    """Where an engine publishes the events of its prefix cache, in vLLM's form."""
+
+    endpoint: str
+    """Of a PUB socket."""
+    replay: str
+    """Of a ROUTER that repeats batches."""
+    block_tokens: int
+    """Tokens of a cache block."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineDescription:
     """An engine's description of itself for its registration."""
 
@@ -104,6 +116,8 @@ class EngineDescription:
     """Whether it reads new weights on its host's machine, so that its host can read them ahead."""
     kv: bool = False
     """Whether it is a `KvEngine`."""
+    kv_events: KvEventSource | None = None
+    """Its host keeps an index of its prefix cache from them; None: it publishes none."""
     adapter_rest_s: float = 0.0
     """Seconds after `remove_adapter` for which it may still read the adapter's folder."""
     transfer: str = ""

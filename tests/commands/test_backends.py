@@ -277,6 +277,15 @@ def test_no_rate_is_shown_while_no_turn_has_ended(load: EngineLoad, shown: str) 
     assert [cell.strip() for cell in row.split("│")][5] == shown
 
 
+def test_an_engine_without_the_events_that_it_should_have_is_named() -> None:
+    backend = Backend(backend_id="b", endpoint="ipc://b")
+    for lacks in (False, True):
+        load = EngineLoad(lacks_events=lacks)
+        wide = Console(width=120, record=True, file=io.StringIO())
+        wide.print(backend_table((BackendStatus(backend=backend, state="ready", in_flight=0, assigned=0, load=load),)))
+        assert ("b: its engine publishes no usable KV events" in wide.export_text()) is lacks
+
+
 def test_tables_of_long_names_fit_80_columns_and_lose_nothing() -> None:
     backend = Backend(
         backend_id="engine-0.gpu-node-17.cluster",

@@ -76,6 +76,7 @@ OF_PATH = {
     "tests/inference/test_embedded_engine.py": PROCESS,
     "tests/inference/test_engine_kind.py": PROCESS,
     "tests/inference/test_host.py": PROCESS,
+    "tests/inference/test_kv_event_reader.py": PROCESS,
     "tests/inference/test_root_cause.py": PROCESS,
     "tests/inference/test_scores.py": PROCESS,
     "tests/inference/test_transformers_engine.py": PROCESS,

@@ -66,6 +66,8 @@ class VllmKind(ModelKind, frozen=True, kw_only=True):
     model: Annotated[str, msgspec.Meta(min_length=1, description="a directory or a hub name")]
     arguments: tuple[str, ...] = ()
     """vLLM's own flags."""
+    kv_events: bool = False
+    """Whether the host keeps an index of vLLM's prefix cache."""
 
     @classmethod
     def problem(cls) -> str:
@@ -83,7 +85,8 @@ class VllmKind(ModelKind, frozen=True, kw_only=True):
     async def start(self, weight_version: int) -> Engine:
         from ..vllm.vllm_engine import VllmEngine
 
-        return await VllmEngine.start(self.model, self.arguments, self.chat(), weight_version, self.lora)
+        asked = self.model, self.arguments, self.chat(), weight_version, self.lora
+        return await VllmEngine.start(*asked, kv_events=self.kv_events)
 
 
 class TransformersKind(ModelKind, frozen=True, kw_only=True):

@@ -129,12 +129,13 @@ class EngineFigures:
             catalog.ENGINE_KV_USED.set(self._room.used, self._backend_id)
             catalog.ENGINE_PARKED.set(len(self.parking or ()), self._backend_id)
 
-    def load(self, running: int, now: float) -> EngineLoad:
+    def load(self, running: int, now: float, *, lacks_events: bool = False) -> EngineLoad:
         """Return the report of a heartbeat.
 
         Args:
             running: running generations.
             now: the time.
+            lacks_events: as in `EngineLoad`.
         """
         then, generated = self._reported
         self._reported = (now, self._generated_tokens)
@@ -151,6 +152,7 @@ class EngineFigures:
             preempted=self._preempted,
             again_tokens=self._again_tokens,
             parked=len(self.parking) if self.parking is not None else 0,
+            lacks_events=lacks_events,
         )
 
     @property

@@ -56,6 +56,7 @@ from .engine_updates import EngineUpdates
 from .frames import add_envelope, frame_bytes, generated, token_array
 from .host_relay import open_relay
 from .hosted_adapters import HostedAdapters
+from .kv_event_reader import KvEventReader
 from .parked_turns import ParkedTurns
 from .registration import Registration
 from .score_queue import ScoreQueue
@@ -171,6 +172,8 @@ class EngineHost:
             about = options.weights, options.backend_id, engine.description, self.endpoint, keyring
             relay = open_relay(*about, self._authenticator.allow_list, insecure=options.insecure)
         self._updates = EngineUpdates(engine, options.weights, copies_all=options.copies_all, relay=relay)
+        events = engine.description.kv_events
+        self._events = KvEventReader(context, events) if events is not None else None
         self._adapters = HostedAdapters(engine, options.adapters)
         self._updating: set[asyncio.Task[None]] = set()
         self._problem = ""
@@ -193,9 +196,12 @@ class EngineHost:
                 problem = await self._ask_health()
                 now = time.monotonic()
                 self._parked.release(self._figures.measure(now, updating=self._updates.under_way))
-                load = self._figures.load(self._running, now)
+                prefixes = self._events.index if self._events is not None else None
+                lacks_events = prefixes is not None and prefixes.lacks_events(now)
+                load = self._figures.load(self._running, now, lacks_events=lacks_events)
                 state = load, problem, self._adapters.loaded, self._figures.room, self._updates.copy_state
-                self._registration.announce(self._weight_version(), *state)
+                resident = prefixes.resident_jobs() if prefixes is not None else None
+                self._registration.announce(self._weight_version(), *state, resident)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), self._options.heartbeat_s)
                 if self._registration.refusal is not None:
@@ -221,6 +227,8 @@ class EngineHost:
             await asyncio.wait(tasks, timeout=UPDATES_S)
         await self._adapters.close()
         await self._registration.close()
+        if self._events is not None:
+            self._events.close()
         self._router.close(linger_ms=200)
         self._authenticator.close()
         if self._reporter is not None:
@@ -366,6 +374,8 @@ class EngineHost:
                 done = await self._answer(request, token_ids)
             done = as_plain(done, len(token_ids))
             again_tokens = self._figures.note_turn(request.job_id, token_ids, done, time.monotonic())
+            if self._events is not None and request.model in ("", self._options.name):
+                self._events.index.note_turn(request.job_id, token_ids, done.token_ids, time.monotonic())
             answer, result = generated(request_id, done, again_tokens, parked_s), done.finish_reason
         except asyncio.CancelledError:
             result = "cancelled"
@@ -437,6 +447,8 @@ class EngineHost:
                 catalog.ENGINE_UPDATE_SECONDS.observe(time.monotonic() - began, self._options.backend_id)
             if request.step in ("load", "end", "set"):
                 self._figures.note_weights(time.monotonic())
+                if self._events is not None:
+                    self._events.index.note_weights()
             self._registration.announce(self._weight_version(), adapters=self._adapters.loaded)
             self._send([envelope], self._ready(request.request_id, request.model, digest, times))
 

@@ -82,6 +82,8 @@ class Registration:
         self._adapters: dict[str, tuple[int, ...]] = {}
         self._room: int | None = None
         self._copy: CopyState | None = None
+        self._resident: tuple[str, ...] | None = None
+        self._resident_sent: tuple[str, ...] | None = None
         self._on_held = on_held
         self._weight_version = backend.weight_version
         self._registered = False
@@ -107,13 +109,14 @@ class Registration:
         adapters: dict[str, tuple[int, ...]] | None = None,
         room: int | None = None,
         copy: CopyState | None = None,
+        resident: tuple[str, ...] | None = None,
     ) -> None:
-        """Send one heartbeat now, or request registration; without a load, it and its room are as in the last call."""
+        """Send one heartbeat now, or request registration; without a load, most is as in the last call."""
         if adapters is not None:
             self._adapters = adapters
         if load is not None:
             self._heartbeat(load, problem)
-            self._room, self._copy = room, copy
+            self._room, self._copy, self._resident = room, copy, resident
         self._weight_version = weight_version
         backend = self._backend
         if self._allow_list is not None and self._allow_list.is_told:
@@ -121,11 +124,14 @@ class Registration:
             if not self._allow_list.list_state:
                 return
         if self._registered:
-            about = self._load, self._problem, self._adapters, self._room, self._copy
+            resident = self._resident if self._resident != self._resident_sent else None
+            self._resident_sent = self._resident
+            about = self._load, self._problem, self._adapters, self._room, self._copy, resident
             self._send(BackendAlive(new_id(), backend.backend_id, weight_version, *about))
         else:
             current = msgspec.structs.replace(backend, weight_version=weight_version, adapters=self._adapters)
             self._adding = new_id()
+            self._resident_sent = None
             self._send(AddBackend(self._adding, current, heartbeats=True, room=self._room, copy=self._copy))
 
     def _heartbeat(self, load: EngineLoad, problem: str) -> None:
@@ -135,6 +141,7 @@ class Registration:
             log.warning("the backend broker at %s does not answer; connecting again", endpoint)
             self._connection.reconnect()
             self._unanswered = 0
+            self._resident_sent = None
         self._unanswered += 1
 
     async def close(self) -> None:

@@ -46,6 +46,7 @@ from ..prompt_logprobs import scores_by_rank
 from ..records import asked_records
 from .root_cause import root_cause
 from .vllm_adapters import VllmAdapters, lora_flags
+from .vllm_kv_events import VllmKvEvents
 from .vllm_processes import Interrupted, interruptible, is_cpu_build, set_environment, shut_down, tailed_output
 from .vllm_records import VllmRecords
 from .vllm_start import downloaded_folder, model_folder, start_async_llm
@@ -84,9 +85,10 @@ class VllmEngine:
         weight_version: int,
         lora: LoraSlots | None,
         meter: KvMeter,
+        events: VllmKvEvents | None = None,
     ) -> None:
         self._llm = llm
-        self._meter = meter
+        self._meter, self._events = meter, events
         self._records = VllmRecords.of(llm.vllm_config)
         is_mixture = getattr(llm.vllm_config.model_config, "is_moe", False)
         self._no_updates = no_cpu_updates(description.model) if is_mixture and is_cpu_build() else ""
@@ -114,6 +116,8 @@ class VllmEngine:
         chat: ChatSettings = BY_TEMPLATE,
         weight_version: int = 0,
         lora: LoraSlots | None = None,
+        *,
+        kv_events: bool = False,
     ) -> VllmEngine:
         """Start vLLM; return the engine once it can serve: after half a minute, or more for large models.
 
@@ -125,6 +129,7 @@ class VllmEngine:
             chat: how conversations become tokens.
             weight_version: of the weights that it starts with.
             lora: the adapters that it takes; None: none.
+            kv_events: whether it publishes the events of its prefix cache.
 
         Raises:
             ConfigError: the folder lacks a model, tokenizer or chat template, a flag is wrong, or vLLM is missing.
@@ -137,11 +142,11 @@ class VllmEngine:
         # A model that cannot hold a conversation should fail before it is loaded.
         if Path(described.tokenizer).is_dir():  # noqa: ASYNC240 - the loop is blocked for much longer below
             load_chat_format(described)
-        meter = KvMeter()
+        meter, events = KvMeter(), VllmKvEvents() if kv_events else None
         with tailed_output() as tail:
             try:
                 with interruptible():
-                    llm = start_async_llm(name, [*lora_flags(lora, folder), *arguments], meter)
+                    llm = start_async_llm(name, [*lora_flags(lora, folder), *arguments], meter, events)
                     kept = folder or downloaded_folder(llm)
             except ProrlError:
                 raise
@@ -153,7 +158,9 @@ class VllmEngine:
         description = _description(llm.vllm_config, name, chat, lora)
         if lora is not None and folder is None and is_cpu_build():  # see `lora_flags`
             description = replace(description, scores=False)
-        engine = cls(llm, kept, description, weight_version, lora, meter)
+        if events is not None:
+            description = replace(description, kv_events=events.source(llm.vllm_config))
+        engine = cls(llm, kept, description, weight_version, lora, meter, events)
         try:
             await llm.update_weight_version(str(weight_version))
             await engine._adapters.load_neutral()
@@ -162,7 +169,7 @@ class VllmEngine:
             await engine.close()
             raise
         finally:
-            del llm  # something in vLLM keeps this frame; see `close`
+            del llm, events  # something in vLLM keeps this frame; see `close`
         return engine
 
     @property
@@ -297,7 +304,7 @@ class VllmEngine:
         if self._llm.output_handler is not None:
             self._llm.output_handler.cancel()  # it would log our ending the processes as their failure
         await asyncio.to_thread(shut_down, self._llm)
-        self._llm = None
+        self._llm = self._events = None
         self._adapters.close()
         gc.collect()  # it is in cycles, and fails noisily if collected at the interpreter's exit
         for update in self._updates:

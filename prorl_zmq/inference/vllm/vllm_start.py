@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..kv_figures import KvMeter
+    from .vllm_kv_events import VllmKvEvents
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "tokenizer_config.json")
@@ -54,13 +55,16 @@ def downloaded_folder(llm: Any) -> Path:
     return Path(snapshot_download(config.model, revision=config.revision, local_files_only=True))
 
 
-def start_async_llm(model: str, arguments: Sequence[str], meter: KvMeter | None = None) -> Any:
+def start_async_llm(
+    model: str, arguments: Sequence[str], meter: KvMeter | None = None, events: VllmKvEvents | None = None
+) -> Any:
     """Start vLLM with a model and flags; return its `AsyncLLM`. vLLM's own exceptions pass through.
 
     Args:
         model: a folder or a name on a hub.
         arguments: vLLM's own flags.
         meter: gets the state of the KV cache after each step; None: it is not measured.
+        events: where it publishes the events of its prefix cache; None: nowhere.
 
     Raises:
         ConfigError: vLLM is not installed or too old, or rejects the flags.
@@ -102,6 +106,8 @@ def start_async_llm(model: str, arguments: Sequence[str], meter: KvMeter | None 
     if options.logprobs_mode not in ("processed_logprobs", "raw_logprobs"):
         raise ConfigError(f"--logprobs-mode {options.logprobs_mode} does not give log-probs", key="vllm")
     asked = AsyncEngineArgs.from_cli_args(options)
+    if events is not None:
+        events.ask_for(asked)
     cores = sorted(os.sched_getaffinity(0))
     if is_cpu_build() and len(cores) < (os.cpu_count() or 1):
         bind_to_cores(cores, asked.tensor_parallel_size * asked.pipeline_parallel_size * asked.data_parallel_size)

@@ -129,6 +129,8 @@ class EngineLoad(Part, frozen=True):
     """Prompt tokens that had been cached and were computed again."""
     parked: Annotated[int, Meta(ge=0)] = 0
     """Turns that the host holds back now, since the KV cache is full. They are not running."""
+    lacks_events: bool = False
+    """Whether its host is to keep an index of the prefix cache, and the engine publishes no usable events."""
 
 
 class BackendStatus(Part, frozen=True, kw_only=True):
@@ -302,6 +304,9 @@ class BackendAlive(Request, frozen=True):
     reports nothing of its KV cache, and jobs do not wait."""
     copy: CopyState | None = None
     """Of the model's weights; None: its engine reads them where the trainer wrote them."""
+    resident: Annotated[tuple[JobIdentifier, ...], Meta(max_length=1024)] | None = None
+    """The jobs whose first prompts are in the prefix cache, of those that it served last; None: as it said last, or it
+    keeps no index."""
 
 
 class BackendHeld(Reply, frozen=True):

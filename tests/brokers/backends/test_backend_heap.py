@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from prorl_zmq.brokers.backends.backend_heap import BackendHeap
@@ -413,3 +414,74 @@ def test_a_rollout_that_leaves_an_engine_waits_for_room_on_another() -> None:
     assert assign(heap, "a", leaving="x") is None
     heap.release("b", 1)
     assert assign(heap, "a", leaving="x") == "y"
+
+
+def test_a_job_that_left_goes_back_to_where_its_prompt_is() -> None:
+    heap = heap_of("x", "y", "z")
+    assert assign(heap, "a") == "x"
+    assert assign(heap, "a", leaving="x") == "y"
+    heap.adopt("run-1", "b", HeldAssignment(1, "x"))
+    heap.warm.note_resident("x", ("a",))
+    assert assign(heap, "a", leaving="y") == "x", "though z is idle"
+    assert assign(heap, "c") == "z"
+
+
+@pytest.mark.parametrize("trouble", ["none", "full", "closed", "draining", "leaving", "gone", "cleared", "other model"])
+def test_a_job_whose_prompt_is_resident(trouble: str) -> None:
+    heap = groups_of(backend("x", limit=2), backend("y", limit=100))
+    heap.warm.note_resident("x", ())
+    assign(heap, "m", group="other")
+    heap.warm.note_resident("x", ("a", "b"))
+    others = {"none": 1, "full": 2}
+    for number in range(others.get(trouble, 1) - 1):
+        heap.adopt("run-1", f"held-{number}", HeldAssignment(1, "x"))
+    if trouble == "closed":
+        heap.set_room("x", 1)
+    elif trouble == "draining":
+        heap.drain("x")
+    elif trouble == "gone":
+        heap.remove("x")
+    elif trouble == "cleared":
+        heap.warm.note_resident("x", ())
+    elif trouble == "other model":
+        heap.add(msgspec.structs.replace(backend("x", limit=2), name="judge"))
+    expected = "x" if trouble == "none" else "y"
+    assert in_flight(heap).get("x", 0) == (0 if trouble in ("gone", "other model") else others.get(trouble, 1))
+    assert assign(heap, "a", leaving="x" if trouble == "leaving" else "") == expected
+
+
+def test_members_of_a_group_follow_their_prompt() -> None:
+    """The group used x first, but only y still has its prompt."""
+    heap = groups_of(backend("x", limit=1), backend("y"))
+    for name in "xy":
+        heap.warm.note_resident(name, ())
+    assert [assign(heap, job, group="g") for job in ("a", "b")] == ["x", "y"]
+    heap.release("a", 1)
+    assert assign(heap, "c", group="g") == "x", "the earliest one with room"
+    heap.release("c", 1)
+    heap.warm.note_resident("y", ("b",))
+    assert assign(heap, "d", group="g") == "y"
+    assert assign(heap, "e", group="h") == "x"
+    heap.warm.note_resident("y", ())
+    heap.release("e", 1)
+    assert assign(heap, "f", group="g") == "x"
+
+
+def test_of_several_with_the_prompt_the_least_loaded() -> None:
+    heap = groups_of(backend("x", limit=1), backend("y"), backend("z", weight=4.0))
+    for name in "xyz":
+        heap.warm.note_resident(name, ())
+    assign(heap, "a", group="g")
+    for name, count in (("y", 2), ("z", 4)):
+        for number in range(count):
+            heap.adopt("run-1", f"{name}-{number}", HeldAssignment(1, name))
+        heap.warm.note_resident(name, ("a",))
+    assert assign(heap, "b", group="g") == "z"
+
+
+def test_with_affinity_job_a_group_is_spread_as_ever() -> None:
+    heap = heap_of("x", "y")
+    heap.warm.note_resident("x", ())
+    assign(heap, "a", group="g")
+    heap.warm.note_resident("x", ("a",))
+    assert assign(heap, "b", group="g") == "y"
