@@ -18,6 +18,7 @@ from prorl_zmq.wire.messages.backends import (
     Backend,
     BackendAlive,
     BackendStatus,
+    GenerationFailed,
     HoldWeights,
     ListBackends,
     ListModels,
