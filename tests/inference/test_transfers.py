@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from prorl_zmq.errors import EngineFailed, ProrlError, UpdateInProgress, UpdateNotBegun
 from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.hosting.engine_updates import EngineUpdates
+from prorl_zmq.inference.kv_figures import KvMeter
+from prorl_zmq.inference.vllm.vllm_engine import VllmEngine
+from prorl_zmq.inference.weights.version_chain import Content
 from prorl_zmq.wire.messages.engines import Receiver, WeightUpdate
+from prorl_zmq.wire.messages.jobs import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +86,7 @@ def test_a_whole_transfer_is_served_and_its_ranks_are_the_hosts_own(policy: Poli
     run(policy, test)
 
 
-@pytest.mark.parametrize("calls", [(), ("init", "update"), ("init", "update", "finish", "init")])
+@pytest.mark.parametrize("calls", [(), ("init", "update"), ("init", "update", "finish", "update")])
 def test_without_a_whole_transfer_the_engine_keeps_its_version(policy: Policy, calls: tuple[TransferCall, ...]) -> None:
     async def test(engine: Receiving, updates: EngineUpdates) -> None:
         await updates.begin(5, "keep", 100.0)
@@ -139,3 +147,124 @@ def test_an_engine_without_a_transfer_refuses(policy: Policy) -> None:
         assert engine.calls == []
 
     run(policy, test, can=False)
+
+
+class Llm:
+    """vLLM's calls around a transfer, which brings weights 5 in place of 4."""
+
+    vllm_config = SimpleNamespace(
+        model_config=SimpleNamespace(is_moe=False, max_logprobs=0, logprobs_mode="raw_logprobs")
+    )
+    errored = False
+    output_handler = None
+
+    def __init__(self) -> None:
+        self.weights, self.version = 4, "4"
+        self.generates = self.fails = False
+        self.aborted = asyncio.Event()
+
+    async def init_weight_transfer_engine(self, _: object) -> None:
+        if self.fails:
+            raise RuntimeError("the peer has left")
+
+    async def update_weights(self, _: object) -> None:
+        self.weights = 5
+
+    async def update_weight_version(self, version: str) -> None:
+        self.version = version
+
+    async def pause_generation(self, **_: object) -> None:
+        self.generates = False
+
+    async def resume_generation(self) -> None:
+        self.generates = True
+
+    async def start_weight_update(self) -> None: ...
+
+    async def finish_weight_update(self) -> None: ...
+
+    async def shutdown_weight_transfer_engine(self) -> None: ...
+
+    async def abort(self, _: object) -> None:
+        self.aborted.set()
+
+    def shutdown(self, _: float) -> None: ...
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = ModuleType("base")
+    vars(base).update(WeightTransferInitRequest=dict, WeightTransferUpdateRequest=dict)
+    for name in ("vllm", "vllm.distributed", "vllm.distributed.weight_transfer"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer.base", base)
+
+
+def run_vllm(description: EngineDescription, test: Callable[[Llm, VllmEngine, EngineUpdates], Any]) -> None:
+    """Begin an update to weights 5, of which a whole transfer comes, and continue with `test`."""
+
+    async def main() -> None:
+        llm = Llm()
+        engine = VllmEngine(llm, Path("model"), description, 4, None, KvMeter())
+        updates = EngineUpdates(engine)
+        try:
+            async with asyncio.timeout(WAIT_S):
+                await updates.begin(5, "keep", 100.0)
+                for call in ("init", "update", "finish"):
+                    await updates.update(asked(call))
+                await test(llm, engine, updates)
+        finally:
+            await engine.close()
+            await updates.close()
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def described(policy: Policy) -> EngineDescription:
+    return replace(EmbeddedEngine(policy).description, transfer="nccl", transfer_ranks=1)
+
+
+@pytest.mark.usefixtures("vllm")
+@pytest.mark.parametrize("end", ["cancel", "leave and cancel", "limit", "second transfer", "load"])
+def test_new_weights_are_never_served_as_the_old_version(
+    described: EngineDescription, end: str, tmp_path: Path
+) -> None:
+    async def test(llm: Llm, engine: VllmEngine, updates: EngineUpdates) -> None:
+        if end == "limit":
+            await updates.begin(5, "keep", 0.01)
+            await llm.aborted.wait()
+        elif end == "load":
+            with pytest.raises(EngineFailed):
+                await updates.load(tmp_path / "none.safetensors", Content(5), "keep")
+        elif end == "second transfer":
+            await updates.update(asked("update", request_id="again"))
+            with pytest.raises(EngineFailed):
+                await updates.end(5, transferred=True)
+        else:
+            if end == "leave and cancel":
+                await updates.update(asked("leave"))
+            with pytest.raises(EngineFailed):
+                await updates.cancel(5)
+        with pytest.raises(EngineFailed) as caught:
+            await engine.generate(np.arange(3, dtype=np.int32), Sampling(), (), "job")
+        assert caught.value.fields["fatal"]
+        assert (llm.weights, engine.weight_version) == (5, 4)
+
+    run_vllm(described, test)
+
+
+@pytest.mark.usefixtures("vllm")
+def test_a_later_group_that_sends_nothing_changes_nothing(described: EngineDescription) -> None:
+    async def test(llm: Llm, engine: VllmEngine, updates: EngineUpdates) -> None:
+        llm.fails = True
+        with pytest.raises(EngineFailed, match="the peer has left"):
+            await updates.update(asked("init", request_id="again"))
+        await updates.end(5, transferred=True)
+        assert (llm.generates, llm.version, engine.weight_version) == (True, "5", 5)
+        await updates.begin(6, "keep", 100.0)
+        await updates.cancel(6)
+        await engine.check_health()
+        assert (llm.generates, engine.weight_version) == (True, 5)
+
+    run_vllm(described, test)

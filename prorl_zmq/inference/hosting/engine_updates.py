@@ -56,7 +56,7 @@ class _Begun:
     call: asyncio.Task[None] | None = None
     """The last call of a transfer, and the id of its request, which may come twice."""
     received: bool = False
-    """Whether a whole transfer came."""
+    """Whether a whole transfer came, and no part of another one since."""
 
 
 class EngineUpdates:
@@ -169,7 +169,7 @@ class EngineUpdates:
             if self._begun is not begun:
                 raise UpdateNotBegun("the update was given up", weight_version=request.weight_version)
             info = decoded_info(request)
-            if request.call in ("init", "update"):
+            if request.call == "update":
                 begun.received = False
             await engine.transfer(request.call, info, request.timeout_s)
             if request.call == "finish":

@@ -7,8 +7,8 @@ own end-of-text ids. Weight versions come from vLLM, per token.
 New weights are checked against the model's (`checkpoint`); then vLLM pauses, reloads, takes the version and resumes.
 Updates run one at a time, in the order of the calls, and a load continues if its caller is cancelled. A trainer that
 moves weights itself does so inside vLLM's processes: by vLLM's own transfer (`vllm_transfer`) or by a
-`--worker-extension-cls`. If vLLM's processes die, or a reload or transfer ends half-way, the engine is lost: all calls
-raise `EngineFailed` with `fatal=True`. Not supported: prompts other than text.
+`--worker-extension-cls`. If vLLM's processes die, a reload or transfer ends half-way, or an update is cancelled after
+its transfer, the engine is lost: all calls raise `EngineFailed` with `fatal=True`. Prompts are text.
 """
 
 from __future__ import annotations
@@ -251,11 +251,12 @@ class VllmEngine:
     async def end_update(self, weight_version: int | None) -> None:
         async with self._updating:
             self._check_open()
-            await self._check_whole()
+            await self._check_weights(weight_version)
             with self._translated():
                 if weight_version is not None:
                     await self._llm.update_weight_version(str(weight_version))
                     self._weight_version = weight_version
+                    self._transfer.changed = False
                 await self._resume()
 
     async def update_weights(self, path: Path, weight_version: int, mode: UpdateMode) -> float:
@@ -316,7 +317,7 @@ class VllmEngine:
         async with self._updating:
             try:
                 self._check_updatable()
-                await self._check_whole()
+                await self._check_weights(None)
                 await read_in_time(CHECK_S, check_checkpoint, path, self._model)
                 self._check_open()
                 began = time.monotonic()
@@ -384,9 +385,9 @@ class VllmEngine:
         if self._closed:
             raise EngineFailed("the engine was closed", unreachable=True)
 
-    async def _check_whole(self) -> None:
-        if self._transfer.half_loaded:
-            self._fault = "the trainer's transfer ended before all weights had come"
+    async def _check_weights(self, weight_version: int | None) -> None:
+        if fault := self._transfer.fault(weight_version):
+            self._fault = fault
             await self._llm.abort(list(self._running))
             self._check_open()
 

@@ -29,6 +29,16 @@ class VllmTransfer:
         """Whether vLLM expects tensors."""
         self.half_loaded = False
         """Whether the weights may be of two versions."""
+        self.changed = False
+        """Whether tensors came since the engine's version was last set."""
+
+    def fault(self, weight_version: int | None) -> str:
+        """Return why the weights must not be served as this version, or, for None, the last one; empty: they may."""
+        if self.half_loaded:
+            return "the trainer's transfer ended before all weights had come"
+        if self.changed and weight_version is None:
+            return "the update did not end after the trainer's transfer, and the engine no longer has its old weights"
+        return ""
 
     async def call(self, call: TransferCall, info: dict[str, Any]) -> None:
         """Do one call; see `WeightUpdate`."""
@@ -60,7 +70,7 @@ class VllmTransfer:
     async def _update(self, info: dict[str, Any]) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
-        self.half_loaded = True
+        self.half_loaded = self.changed = True
         if not self._active:
             await self._llm.start_weight_update()
             self._active = True
