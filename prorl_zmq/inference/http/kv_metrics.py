@@ -146,9 +146,10 @@ def _samples(text: str, prefixes: tuple[str, ...]) -> Iterator[tuple[str, dict[s
     for line in islice(lines, LINES_LIMIT):
         try:
             (family,) = text_string_to_metric_families(f"{line}\n")
-        except ValueError:
+            samples = [(sample.name, sample.labels, float(sample.value)) for sample in family.samples]
+        except (ValueError, OverflowError):
             continue
-        yield from ((sample.name, sample.labels, sample.value) for sample in family.samples)
+        yield from samples
 
 
 def _index(labels: dict[str, str], name: str) -> int:

@@ -107,7 +107,8 @@ def test_half_of_the_cache_of_sglang_is_gone() -> None:
     ("found", "nonsense"),
     [
         *(("} 524288.0", f"}} {value}") for value in ("NaN", "+Inf", "-5", "1e30", "some", "0.0")),
-        *(("} 0.25", f"}} {value}") for value in ("NaN", "+Inf", "-1", "some")),
+        *(("} 0.25", f"}} {value}") for value in ("NaN", "+Inf", "-1", "some", "9" * 400, "0.5 " + "9" * 400)),
+        ("} 524288.0", "} 1" + "0" * 310),
         ("sglang:token_usage{", "sglang:token_use{"),
         ("sglang:max_total_num_tokens{", "sglang:most_tokens{"),
     ],
@@ -174,7 +175,7 @@ def test_a_server_without_these_metrics_has_no_figures(answer: str) -> None:
     assert KvMetrics().read(answer, 0.0) is None
 
 
-@pytest.mark.parametrize("used", ["NaN", "+Inf", "-1", "some"])
+@pytest.mark.parametrize("used", ["NaN", "+Inf", "-1", "some", "9" * 400, "0.5 " + "9" * 400])
 def test_values_that_are_no_numbers_are_no_report(used: str) -> None:
     metrics = KvMetrics()
     assert metrics.read(text(), 0.0) is not None
