@@ -77,14 +77,16 @@ def _loss(calls: list[EngineCall]) -> KvLoss | None:
 
 
 def _counts(call: EngineCall) -> tuple[int, int, int, int]:
-    return call.tokens.prompt, call.tokens.cached, call.tokens.again, call.tokens.generated
+    tokens = call.tokens
+    return tokens.prompt, tokens.cached, min(tokens.again, tokens.prompt), tokens.generated
 
 
 def _prompts_share(
     seconds: NDArray[np.float64], computed: NDArray[np.float64], generated: NDArray[np.float64], busy_s: float
 ) -> tuple[float, float]:
     """Return the least and the largest probable share of an engine's busy time that went into computing prompts."""
-    columns = np.stack([np.ones_like(seconds), computed / max(computed.mean(), 1.0), generated / generated.mean()], 1)
+    counts = [tokens / max(tokens.mean(), 1.0) for tokens in (computed, generated)]
+    columns = np.stack([np.ones_like(seconds), *counts], 1)
     freedom = len(seconds) - np.linalg.matrix_rank(columns)
     if freedom < 1 or np.ptp(columns[:, 1]) < KNOWN:  # the prompts hardly differ
         return 0.0, 1.0

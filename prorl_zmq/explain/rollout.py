@@ -102,7 +102,7 @@ class Rollout:
     def again_tokens(self) -> tuple[int, int]:
         """The prompt tokens that its engine computed again, and all prompt tokens."""
         tokens = [call.tokens for work in self.counted for call in work.calls]
-        return sum(one.again for one in tokens), sum(one.prompt for one in tokens)
+        return sum(min(one.again, one.prompt) for one in tokens), sum(one.prompt for one in tokens)
 
     def parts(self) -> dict[str, float]:
         """Return the seconds of works that count, by part."""

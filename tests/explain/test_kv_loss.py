@@ -28,8 +28,10 @@ def ran(job_id: str, began: float, calls: list[EngineCall], backend: str = "b") 
     return rollout(job_id, [replace(work(Phase.RUN, began, parts, backend=backend), calls=tuple(calls))], began)
 
 
-def one_call(at: float, seconds: float, again: int, prompt: int = PROMPT, cached: int = 0) -> EngineCall:
-    return EngineCall(at, at + seconds, StepTokens(prompt, cached, again, 100))
+def one_call(
+    at: float, seconds: float, again: int, prompt: int = PROMPT, cached: int = 0, generated: int = 100
+) -> EngineCall:
+    return EngineCall(at, at + seconds, StepTokens(prompt, cached, again, generated))
 
 
 def calls_of(losses: list[int], every_s: float = 1.0, backend: str = "b") -> list[Rollout]:
@@ -132,6 +134,23 @@ def test_where_all_prompts_are_alike_their_cost_is_not_known() -> None:
     explanation = diagnose(recording(calls_of([4_000] * 100), slots={(Phase.RUN, "n"): 1}), "the run")
     assert explanation.finding.kind == "kv"
     assert "it is not known how much of the engine's time they took" in explanation.doubts
+
+
+def test_a_backend_that_generated_nothing_has_its_loss_too() -> None:
+    prompts = [PROMPT + 500 * (number % 40) for number in range(80)]
+    calls = [one_call(number, prompt * 50e-6, 6_000, prompt, generated=0) for number, prompt in enumerate(prompts)]
+    loss = kv_losses(recording([ran(f"job-{number}", call.began, [call]) for number, call in enumerate(calls)]))["b"]
+    assert loss.is_known
+    assert loss.of_time == pytest.approx(80 * 6_000 / sum(prompts), rel=0.01)
+
+
+def test_no_more_than_the_prompt_was_computed_again() -> None:
+    rollouts = calls_of([0] * 100 + [10**12] * 100)
+    loss = kv_losses(recording(rollouts))["b"]
+    assert (loss.share, loss.again_tokens) == (1.0, 100 * PROMPT)
+    odd = ran("odd", 0.0, [one_call(0.0, 1.0, 10**12), one_call(1.0, 6.0, 0)])
+    assert "computed 50% of its prompt tokens again" in explain_job(odd, rollouts).sentences[-1]
+    assert ran("empty", 0.0, [one_call(0.0, 1.0, 5, prompt=0)]).again_tokens == (0, 0)
 
 
 def test_generations_have_their_place_in_a_part_and_by_another_clock() -> None:
