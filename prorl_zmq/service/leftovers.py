@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import secrets
 import socket
 import tempfile
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from ..system.run_places import base_run_dir, default_run_dir, shared_run_dir
 from ..tools.images.fingerprint import size_bytes
 from ..tools.images.image import lock_alone
 from ..tools.images.image_store import ImageStore
-from ..tools.images.kept_folder import remove
+from ..tools.images.kept_folder import TRASH, remove
 from .run_dir import LOCK, held_run_dir
 from .service_folder import LOCK as SERVICE_LOCK
 from .service_folder import ServiceFolder
@@ -165,7 +166,10 @@ def _remove_copy(path: Path) -> None:
     with unused_copy(path) as is_unused:
         if not is_unused:  # used since it was found
             raise EndpointInUse(f"{path}: {USED}", endpoint=str(path))
-        remove(path)
+        trash = path.with_name(f"{TRASH}{secrets.token_hex(4)}")
+        with suppress(FileNotFoundError):  # it went with its run folder
+            path.rename(trash)  # a host that begins to use the copy now makes another one
+    remove(trash)
 
 
 def _service_folder(path: Path, *, journals: bool) -> Leftover:

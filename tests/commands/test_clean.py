@@ -183,6 +183,8 @@ def test_a_service_that_is_named_goes_with_its_journals_only(machine: Machine) -
 def test_copies_of_weights_go_when_no_engine_uses_them(machine: Machine) -> None:
     run_dir = machine.run_folder(f"prorl-{os.getuid()}")
     copies = [machine.temporary / "disk" / "weights" / name for name in ("policy", "user")]
+    with used_copy(run_dir / "weights" / "judge", "", run_dir):
+        pass
     with used_copy(copies[1], "", run_dir):
         with used_copy(copies[0], "", run_dir):
             (copies[0] / "model.safetensors").write_bytes(bytes(3_000_000))

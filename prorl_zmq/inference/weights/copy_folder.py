@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from ...errors import ConfigError
 from ...system.file_system import LOCAL, file_system_of
@@ -46,9 +46,7 @@ def used_copy(folder: Path, model: str, run_dir: Path) -> Iterator[None]:
     """
     with ExitStack() as stack:
         try:
-            _check(folder, model)
-            lock = stack.enter_context((folder / SYNC / LOCKS[0]).open("a"))
-            fcntl.flock(lock, fcntl.LOCK_SH)
+            stack.enter_context(_shared(folder, model))
             link = run_dir / LINKS / hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
             link.parent.mkdir(exist_ok=True)
             with suppress(FileExistsError):
@@ -66,7 +64,8 @@ def find_copies(folder: Path) -> list[Path]:
     """Return the copies to which a run folder links, those in a `weights_dir`, or the folder if it is one."""
     links = folder / LINKS
     linked = [link.readlink() for link in sorted(links.iterdir()) if link.is_symlink()] if links.is_dir() else []
-    return [path for path in (*linked, folder, *sorted(folder.glob("weights/*"))) if (path / SYNC).is_dir()]
+    found = dict.fromkeys((*linked, folder, *sorted(folder.glob("weights/*"))))
+    return [path for path in found if (path / SYNC).is_dir()]
 
 
 @contextmanager
@@ -85,6 +84,19 @@ def _held(path: Path, stack: ExitStack) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _shared(folder: Path, model: str) -> IO[str]:
+    """Check a folder, which is made, and share its lock; begin again if `prorl clean` removes it meanwhile."""
+    path = folder / SYNC / LOCKS[0]
+    while True:
+        _check(folder, model)
+        with ExitStack() as stack, suppress(FileNotFoundError):
+            lock = stack.enter_context(path.open("a"))
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            if os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+                stack.pop_all()
+                return lock
 
 
 def _check(folder: Path, model: str) -> None:
