@@ -153,13 +153,17 @@ def _copies(folder: Path) -> list[Path]:
 
 
 def _copy(path: Path) -> Leftover:
-    reason = _foreign(path)
-    if not reason:
-        with unused_copy(path) as is_unused:
-            reason = "" if is_unused else USED
-    return Leftover(
-        path, "copy of weights", 0 if path.is_symlink() else size_bytes(path), reason, partial(_remove_copy, path)
-    )
+    size = 0
+    try:
+        reason = _foreign(path)
+        if not path.is_symlink():
+            size = size_bytes(path)
+        if not reason:
+            with unused_copy(path) as is_unused:
+                reason = "" if is_unused else USED
+    except OSError as error:
+        reason = f"it cannot be looked at: {error}"
+    return Leftover(path, "copy of weights", size, reason, partial(_remove_copy, path))
 
 
 def _remove_copy(path: Path) -> None:

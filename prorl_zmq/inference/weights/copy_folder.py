@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import shutil
+import stat
 import tempfile
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -65,19 +66,34 @@ def find_copies(folder: Path) -> list[Path]:
     links = folder / LINKS
     linked = [link.readlink() for link in sorted(links.iterdir()) if link.is_symlink()] if links.is_dir() else []
     found = dict.fromkeys((*linked, folder, *sorted(folder.glob("weights/*"))))
-    return [path for path in found if (path / SYNC).is_dir()]
+    return [path for path in found if _is_copy(path)]
 
 
 @contextmanager
 def unused_copy(folder: Path) -> Iterator[bool]:
-    """Hold the locks of a copy if no process has one; whether it is so."""
+    """Hold the locks of a copy if no process has one; whether it is so.
+
+    Raises:
+        OSError: a lock cannot be opened: for instance, it belongs to another account.
+    """
     with ExitStack() as stack:
         yield all(_held(folder / SYNC / name, stack) for name in LOCKS)
 
 
-def _held(path: Path, stack: ExitStack) -> bool:
+def _is_copy(path: Path) -> bool:
     try:
-        lock = stack.enter_context(path.open("rb"))
+        return (path / SYNC).is_dir()
+    except PermissionError:
+        return True  # for all that is known
+
+
+def _held(path: Path, stack: ExitStack) -> bool:
+    """Hold a lock, which is made: a host that is about to make it must find it."""
+    try:
+        lock = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+        stack.callback(os.close, lock)
+        if not stat.S_ISREG(os.fstat(lock).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except FileNotFoundError:
         return True

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING
 
@@ -17,12 +21,24 @@ from prorl_zmq.service import leftovers
 from prorl_zmq.service.leftovers import Leftover, Wanted, find_leftovers
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
 
 def is_unused(folder: Path) -> bool:
     with unused_copy(folder) as found:
         return found
+
+
+@contextmanager
+def without_rights() -> Iterator[None]:
+    """What follows may not open files that others may not."""
+    account = os.geteuid()
+    if account == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(account)
 
 
 def found_in(folder: Path) -> list[Leftover]:
@@ -107,3 +123,36 @@ def test_a_removal_leaves_the_copy_that_a_host_makes_meanwhile(tmp_path: Path, m
     found.remove()
     assert removed
     assert find_copies(tmp_path) == [copy]
+
+
+def test_copies_that_cannot_be_looked_at_stay() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        disk = Path(name)
+        disk.chmod(0o755)
+        copies = {each: disk / "weights" / each for each in ("locked", "pipe", "folder", "mine")}
+        for copy in copies.values():
+            (copy / SYNC).mkdir(parents=True)
+        (copies["locked"] / SYNC / LOCKS[0]).touch(0o000)
+        os.mkfifo(copies["pipe"] / SYNC / LOCKS[0])
+        (copies["folder"] / SYNC / LOCKS[0]).mkdir()
+        for lock in LOCKS:
+            (copies["mine"] / SYNC / lock).touch()
+        closed = disk / "closed" / "weights" / "policy"
+        (closed / SYNC).mkdir(parents=True)
+        (disk / "copies").mkdir()
+        (disk / "copies" / "link").symlink_to(closed)
+        (disk / "closed").chmod(0o000)
+        with without_rights():
+            kept = {each.path: each.kept for each in found_in(disk)}
+        (disk / "closed").chmod(0o755)
+    reasons = {
+        closed: "Permission denied",
+        copies["locked"]: "Permission denied",
+        copies["pipe"]: "it is no regular file",
+        copies["folder"]: "Is a directory",
+        copies["mine"]: "",
+    }
+    assert kept.keys() == reasons.keys()
+    for path, reason in reasons.items():
+        assert reason in kept[path]
+        assert bool(kept[path]) == bool(reason)
