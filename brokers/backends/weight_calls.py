@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import zlib
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 AGAIN_S, AGAIN_MOST_S = 5.0, 300.0
 """First and longest wait before a backend is asked again to load weights, in seconds."""
+LEAST_SHARE = 0.5
+"""Of these waits: each backend has its own share, so that backends which failed together are not asked together."""
 
 log = logging.getLogger("prorl.backend_broker")
 
@@ -164,8 +167,9 @@ class CatchUpRetries:
 
     def failed(self, backend_id: str, now: float) -> float:
         """Plan the next try; return the seconds until then."""
+        share = wait_share(backend_id)
         _, last_s = self._waits.get(backend_id, (now, 0.0))
-        wait_s = min(2 * last_s or AGAIN_S, AGAIN_MOST_S)
+        wait_s = min(2 * last_s or share * AGAIN_S, share * AGAIN_MOST_S)
         self._waits[backend_id] = (now + wait_s, wait_s)
         return wait_s
 
@@ -181,11 +185,16 @@ class CatchUpRetries:
         self._waits.pop(backend_id, None)
 
 
+def wait_share(backend_id: str) -> float:
+    """Return a backend's share of the waits, from `LEAST_SHARE` to 1; always the same."""
+    return LEAST_SHARE + (1 - LEAST_SHARE) * zlib.crc32(backend_id.encode()) / 2**32
+
+
 def catch_up_note(error: ProrlError, model: str, again_s: float) -> str:
     """Return what `prorl backends list` says of a backend that could not load the wanted weights."""
     named = "" if model == POLICY else f" --model-name {model}"
     return (
-        f"loading them failed, and the next try is in {again_s:g} s: {error.message}. If their folder is damaged, "
+        f"loading them failed, and the next try is in {again_s:.0f} s: {error.message}. If their folder is damaged, "
         "publish a full version, or load an earlier one: `prorl backends update-weights FOLDER VERSION"
         f"{named} --take-over`"
     )

@@ -10,6 +10,8 @@ from prorl_zmq.wire.messages.base import Refused
 from prorl_zmq.wire.messages.engines import EngineReady, UpdateTimes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from prorl_zmq.brokers.backends.weight_calls import EngineCall
     from prorl_zmq.errors import ProrlError
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 class Service:
     """A request handler with backends, and what it sent to clients and engine hosts."""
 
-    def __init__(self, names: str = "xy") -> None:
+    def __init__(self, names: Iterable[str] = "xy") -> None:
         self.handler = BackendRequestHandler(lease_s=1e9)
         self.now = 0.0
         self.replies: list[tuple[bytes, Any]] = []

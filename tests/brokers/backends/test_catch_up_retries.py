@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections import Counter
 
 import pytest
 from support.weight_requests import Service
 
-from prorl_zmq.brokers.backends.weight_calls import AGAIN_MOST_S, AGAIN_S
+from prorl_zmq.brokers.backends.weight_calls import AGAIN_MOST_S, AGAIN_S, LEAST_SHARE, wait_share
 from prorl_zmq.brokers.backends.weight_requests import CATCH_UP_S
 from prorl_zmq.errors import InvalidWeights
 from prorl_zmq.wire.messages.base import Refused
@@ -36,12 +38,30 @@ def test_a_backend_that_could_not_catch_up_is_asked_again_after_ever_longer_wait
         (call,) = calls
         assert (call.address.endpoint, call.request.step, call.request.path) == ("ipc://y", "load", "/weights-3")
         service.handler.weights.reconnected(call.address)  # `calls` has it again
-    assert waits[:3] == [AGAIN_S, 2 * AGAIN_S, 4 * AGAIN_S]
-    assert waits[-1] == AGAIN_MOST_S
+    share = wait_share("y")
+    assert waits[:3] == [math.ceil(share * wait_s) for wait_s in (AGAIN_S, 2 * AGAIN_S, 4 * AGAIN_S)]
+    assert waits[-1] == math.ceil(share * AGAIN_MOST_S)
     service.answer(service.calls()["y"])
     assert service.states() == {"x": ("ready", 3), "y": ("ready", 3)}
     service.tick(service.now + 2 * AGAIN_MOST_S)
     assert service.calls() == {}
+
+
+def test_backends_that_failed_together_are_asked_at_different_times() -> None:
+    service = Service(["good", *(f"engine-{number}" for number in range(100))])
+    service.ask(WeightUpdate("r", "load", 3, "/weights-3"))
+    asked: Counter[float] = Counter()
+    while service.now < 4 * AGAIN_MOST_S:
+        for call in service.handler.weights.take_calls():
+            is_load = call.request.step == "load"
+            asked[service.now] += is_load
+            failed = is_load and call.address.endpoint != "ipc://good"
+            service.answer(call, InvalidWeights("damaged") if failed else None)
+        service.tick(service.now + 1.0)
+    late = {now: count for now, count in asked.items() if now > 2 * AGAIN_MOST_S}
+    assert sum(late.values()) > 100
+    assert max(late.values()) < 10
+    assert all(LEAST_SHARE <= wait_share(f"engine-{number}") <= 1 for number in range(100))
 
 
 def test_a_catch_up_that_was_not_answered_is_asked_for_again() -> None:
