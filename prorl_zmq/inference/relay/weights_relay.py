@@ -160,10 +160,11 @@ class WeightsRelay:
         check()
         target = version_path(self._incoming, wanted.version)
         there = find_route(self._look, had, wanted)
-        if there is not None:  # another process of this machine has fetched it
+        if there is not None and not there.back:  # another process of this machine has fetched it
             versions = {wanted.version, *there.deltas, *(() if there.anchor is None else (there.anchor,))}
-            self._offer([offered_version(version_path(self._incoming, version)) for version in versions])
-            return target
+            with suppress(InvalidWeights):
+                self._offer([offered_version(version_path(self._incoming, version)) for version in versions])
+                return target
         with zmq.Context() as context, ChunkSource(context, self._keyring, relay.sources, check) as source:
             folders = None
             while folders is None:
