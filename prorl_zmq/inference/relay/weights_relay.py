@@ -123,10 +123,10 @@ class WeightsRelay:
             try:
                 read = self._copy.fetch(near, wanted, until).read_bytes
             except InvalidWeights as error:
-                if near == path or had is None:
+                if near == path:
                     raise
                 log.warning("%s; fetching a full version", error.message)
-                near = self._near(path, wanted, relay, until, None)
+                near = self._near(path, wanted, relay, until, None, trusts=False)
                 read = self._copy.fetch(near, wanted, until).read_bytes
         except OSError as error:
             message = (
@@ -136,8 +136,13 @@ class WeightsRelay:
         self.note_copy()
         return near, read
 
-    def _near(self, path: Path, wanted: Content, relay: WeightRelay, until: float, had: Content | None) -> Path:
-        """Return a folder of this host with a version, which is fetched from other processes if need be."""
+    def _near(
+        self, path: Path, wanted: Content, relay: WeightRelay, until: float, had: Content | None, *, trusts: bool = True
+    ) -> Path:
+        """Return a folder of this host with a version, which is fetched from other processes if need be.
+
+        Without `trusts`, what was fetched before is checked, and its wrong chunks are fetched again.
+        """
         if index_digest(path) == relay.index:
             with suppress(InvalidWeights):
                 self._offer([offered_version(path)])
@@ -145,11 +150,11 @@ class WeightsRelay:
         if had == wanted:
             return self._incoming / "none"  # at `path` this host may have a folder of another trainer
         with self._alone(until):
-            return self._fetch(wanted, relay, until, had)
+            return self._fetch(wanted, relay, until, had, trusts=trusts)
 
     # The transfer -----------------------------------------------------------------------------------------------------
 
-    def _fetch(self, wanted: Content, relay: WeightRelay, until: float, had: Content | None) -> Path:
+    def _fetch(self, wanted: Content, relay: WeightRelay, until: float, had: Content | None, *, trusts: bool) -> Path:
         began = time.monotonic()
 
         def check() -> None:
@@ -159,7 +164,7 @@ class WeightsRelay:
 
         check()
         target = version_path(self._incoming, wanted.version)
-        there = find_route(self._look, had, wanted)
+        there = find_route(self._look, had, wanted) if trusts else None
         if there is not None and not there.back:  # another process of this machine has fetched it
             versions = {wanted.version, *there.deltas, *(() if there.anchor is None else (there.anchor,))}
             with suppress(InvalidWeights):
