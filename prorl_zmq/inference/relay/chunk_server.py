@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from ...errors import MalformedMessage, ProrlError
+from ...errors import MalformedMessage, ProrlError, RequestTimeout
 from ...security.rights import Listener
 from ...security.zap_authenticator import ZapAuthenticator
 from ...wire import codec
@@ -57,8 +57,8 @@ class ChunkServer:
         keyring: the keys of this process; None: it has none.
         insecure: plaintext TCP beyond loopback is allowed.
         allow_list: the keys that may connect; None: a list of its own.
-        find_copy: returns the process's own copy of a content as a folder to offer; it may take long. None: there is
-            no copy.
+        find_copy: returns the process's own copy of a content as a folder to offer; it may take long, and is asked
+            again after a `RequestTimeout`. None: there is no copy.
 
     Raises:
         InvalidEndpoint, EndpointInUse: the endpoint cannot be bound.
@@ -95,7 +95,7 @@ class ChunkServer:
         self._finding: set[str] = set()
         """The contents of which the copy is looked at."""
         self._copies: dict[str, OfferedFolder | None] = {}
-        """The copy, by the contents that were asked for; None: it has another."""
+        """The copy, by the contents that were asked for; None: it has another. A new table for each change of it."""
         self._pending: dict[bytes, dict[bytes, tuple[ChunkAsk, float]]] = {}
         """The open asks of each connection, with the times at which they came."""
         self._out: deque[tuple[bytes, zmq.MessageTracker]] = deque()
@@ -116,13 +116,13 @@ class ChunkServer:
         """Serve no folders but these."""
         with self._lock:
             self._offered = {digest: folder for digest, folder in self._offered.items() if digest in keep}
-            self._copies.clear()
+            self._copies = {}
         self.notify()
 
     def forget_copies(self) -> None:
         """Look at the copy again when it is asked for: it has changed."""
         with self._lock:
-            self._copies.clear()
+            self._copies = {}
 
     def notify(self) -> None:
         """Look again at open asks: chunks have come, or a folder was closed."""
@@ -203,6 +203,8 @@ class ChunkServer:
             return None if ask.patient and now < since + UNKNOWN_S else b""
         try:
             data = folder.read(ask.file, ask.chunk)
+        except RequestTimeout:
+            return None  # the copy is locked
         except (OSError, ValueError, ProrlError) as error:
             log.warning("a chunk of weights is not served: %s", error)
             return b""
@@ -221,16 +223,21 @@ class ChunkServer:
 
     def _look_for_copy(self, weights: str) -> None:
         assert self._find_copy is not None, "it was asked for"
-        folder = None
+        with self._lock:
+            copies = self._copies
+        folder, is_known = None, True
         try:
             folder = self._find_copy(weights)
+        except RequestTimeout:
+            is_known = False  # the ask stays open
         except (OSError, ProrlError) as error:
             log.info("the copy of weights is not served: %s", error)
         with self._lock:
             self._finding.discard(weights)
-            self._copies[weights] = folder
             if folder is not None:
-                self._offered[folder.digest] = folder
+                self._copies[weights] = self._offered[folder.digest] = folder
+            elif is_known:
+                copies[weights] = None  # not of a copy that has changed meanwhile
         self.notify()
 
     def _send(self, identity: bytes, frames: list[bytes]) -> bool:

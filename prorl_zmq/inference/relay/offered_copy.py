@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,17 +19,21 @@ from .offered_folder import OfferedFolder
 if TYPE_CHECKING:
     from ..weights.local_copy import LocalCopy
 
+LOCK_S = 1.0
+"""How long the copy's lock is waited for: engines of this machine hold it for a moment when they load."""
+
 
 def offered_copy(copy: LocalCopy, weights: str) -> OfferedFolder | None:
     """Return this host's copy as a folder to offer; None: it has another content. Reads all of it.
 
     Raises:
+        RequestTimeout: another process held its lock for `LOCK_S`.
         ProrlError, OSError: it cannot be read.
     """
     had = copy.had
     if had is None or had.weights != weights:
         return None
-    with copy.reading(had, 0.0) as path:
+    with copy.reading(had, time.monotonic() + LOCK_S) as path:
         own = read_version(path)
         files = {file: file_sums(path / file) for file in sorted({*own.weight_map.values()})}
         checksums = _checksums(path)

@@ -98,6 +98,7 @@ class OfferedFolder:
 
         Raises:
             OSError, InvalidWeights: the folder is not as it was.
+            RequestTimeout: another process has locked the copy.
         """
         if file == INDEX_FILE:
             return self.index

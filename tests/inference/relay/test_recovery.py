@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import fcntl
+from itertools import count
 from typing import TYPE_CHECKING
 
 import pytest
-from support.relay_world import CHUNK, World
+import zmq
+from support.relay_world import CHUNK
 from support.weight_versions import KINDS, publish
 
 from prorl_zmq.inference.checkpoint import INDEX
+from prorl_zmq.inference.relay import offered_copy
+from prorl_zmq.inference.relay.chunk_server import ChunkServer
+from prorl_zmq.inference.relay.offered_folder import offered_version
 from prorl_zmq.inference.weights.published_weights import PublishedWeights
 from prorl_zmq.inference.weights.version_folder import version_path
+from prorl_zmq.wire import codec
+from prorl_zmq.wire.messages.relay import COPY_FILE, WAIT, ChunkAsk
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from support.relay_world import Host
+    from support.relay_world import Host, World
+
+    from prorl_zmq.inference.relay.offered_folder import OfferedFolder
+    from prorl_zmq.inference.weights.version_chain import Content
 
 
 def incoming(host: Host, version: int) -> Path:
@@ -46,3 +58,50 @@ def test_a_damaged_version_is_repaired(world: World, monkeypatch: pytest.MonkeyP
         opened.write(bytes(CHUNK))
     index = (world.written[version].path / INDEX).stat().st_size
     assert world.bring(host, version) == {"trainer": CHUNK + index}
+
+
+@pytest.mark.parametrize("moment", [0, 1], ids=["index", "chunk"])
+def test_a_copy_that_is_locked_for_a_moment(world: World, moment: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another engine of the machine locks the copy when a late host asks for it; the ask stays open."""
+    host, late = world.host(), world.host()
+    for _ in range(3):
+        version = world.publish()
+        world.bring(host, version)
+    world.trainer.close()
+    monkeypatch.setattr(offered_copy, "LOCK_S", 0.0)
+    calls, reading = count(), host.copy.reading
+    with (host.copy.folder / ".weight_sync/lock").open("a") as lock:
+
+        def locked_once(wanted: Content, until: float) -> AbstractContextManager[Path]:
+            fcntl.flock(lock, fcntl.LOCK_EX if next(calls) == moment else fcntl.LOCK_UN)
+            return reading(wanted, until)
+
+        monkeypatch.setattr(host.copy, "reading", locked_once)
+        assert [*world.bring(late, version, host.source)] == ["h0"]
+    assert next(calls) > moment + 1
+
+
+def test_an_answer_about_a_copy_that_changed_meanwhile(world: World) -> None:
+    """The copy gets the version that is asked for while its older content is looked at."""
+    looks: list[str] = []
+
+    def find_copy(weights: str) -> OfferedFolder | None:
+        looks.append(weights)
+        if len(looks) == 1:
+            server.forget_copies()
+            return None
+        return offered_version(written.path)
+
+    world.publish()
+    written = world.written[1]
+    server = ChunkServer(f"ipc://{world.folder}/s.w", None, find_copy=find_copy)
+    try:
+        with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+            socket.linger = 0
+            socket.connect(server.endpoint)
+            socket.send_multipart([b"", codec.encode(ChunkAsk(written.weights, COPY_FILE, 0))])
+            while (answer := socket.recv_multipart())[1] == WAIT:
+                pass
+        assert answer[3] == (written.path / INDEX).read_bytes()
+    finally:
+        server.close()
