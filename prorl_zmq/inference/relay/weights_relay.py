@@ -30,6 +30,7 @@ import zmq
 from ...errors import EngineFailed, InvalidWeights, RequestTimeout
 from ...wire.messages.relay import COPY_FILE, INDEX_FILE, CopyState, WeightSource
 from ..checkpoint import INDEX
+from ..weights.copy_failure import copy_failure
 from ..weights.copy_folder import SYNC
 from ..weights.local_copy import BOOT_ID, LOCK_POLL_S
 from ..weights.version_chain import Version, find_route
@@ -109,7 +110,7 @@ class WeightsRelay:
 
         Raises:
             InvalidWeights: no source has it, or all gave wrong bytes; or as `LocalCopy.fetch`.
-            EngineFailed: it cannot be written.
+            EngineFailed: it cannot be written; `final` as with `LocalCopy.fetch`.
             RequestTimeout: it took too long, or a newer version was asked for; another call continues.
         """
         if not wanted.weights:
@@ -129,10 +130,7 @@ class WeightsRelay:
                 near = self._near(path, wanted, relay, until, None, trusts=False)
                 read = self._copy.fetch(near, wanted, until).read_bytes
         except OSError as error:
-            message = (
-                f"the weights could not be written to {self._incoming}: {error}; `weights_dir` names another folder"
-            )
-            raise EngineFailed(message) from error
+            raise copy_failure(self._incoming, error) from error
         self.note_copy()
         return near, read
 
@@ -171,18 +169,15 @@ class WeightsRelay:
                 self._offer([offered_version(version_path(self._incoming, version)) for version in versions])
                 return target
         with zmq.Context() as context, ChunkSource(context, self._keyring, relay.sources, check) as source:
-            folders = None
-            while folders is None:
+            while True:
                 try:
-                    folders = self._way(wanted, relay, source, had)
+                    self._way(wanted, relay, source, had)
+                    break
                 except InvalidWeights:
                     if not source.giver:  # else one that is silent now may have it later
                         raise
             self._note_fetch(source.fed_by, time.monotonic() - began)
         log.info("weights %d came from %s", wanted.version, source.fed_by)
-        for path in self._incoming.iterdir():
-            if NAME.fullmatch(path.name) and path not in [folder.path for folder in folders]:
-                shutil.rmtree(path, ignore_errors=True)
         return target
 
     def _look(self, version: int) -> Version | None:
@@ -191,27 +186,25 @@ class WeightsRelay:
             return published(version_path(self._incoming, version), version)
         return None
 
-    def _way(
-        self, wanted: Content, relay: WeightRelay, source: ChunkSource, had: Content | None
-    ) -> list[OfferedFolder]:
+    def _way(self, wanted: Content, relay: WeightRelay, source: ChunkSource, had: Content | None) -> None:
         """Fetch the version and those that lead to it, or the copy of another host."""
         chain = _Chain(self._incoming, relay.index, wanted, source)
         route = find_route(chain.look, had, wanted)
         starts_late = route is None or route.anchor not in (None, wanted.version)
         if starts_late:
             with suppress(InvalidWeights):
-                return self._from_a_copy(wanted, source)
+                self._from_a_copy(wanted, source)
+                return
         if route is None:
             problem = chain.problem or f"no way leads to weights {wanted.version}"
             raise InvalidWeights(problem, path=str(self._incoming))
         anchor = () if route.anchor is None else (chain.folder(route.anchor, full=True),)
-        folders = [*anchor, *(chain.folder(version, full=False) for version in route.deltas)]
-        self._receive(folders, source)
-        return folders
+        self._receive([*anchor, *(chain.folder(version, full=False) for version in route.deltas)], source)
 
     def _receive(self, folders: list[OfferedFolder], source: ChunkSource) -> None:
         """Fetch the chunks of folders, which are served meanwhile; the indexes are written last."""
         self._offer(folders)
+        self._make_room(folders)
         by_digest = {folder.digest: folder for folder in folders}
         files: dict[tuple[str, int], int] = {}
         try:
@@ -253,7 +246,14 @@ class WeightsRelay:
             if self._server is not None:
                 self._server.notify()
 
-    def _from_a_copy(self, wanted: Content, source: ChunkSource) -> list[OfferedFolder]:
+    def _make_room(self, folders: list[OfferedFolder]) -> None:
+        """Remove all versions but these."""
+        kept = {folder.path for folder in folders}
+        for path in self._incoming.iterdir():
+            if NAME.fullmatch(path.name) and path not in kept:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _from_a_copy(self, wanted: Content, source: ChunkSource) -> None:
         """Fetch the copy of another host."""
         while True:
             found = b""
@@ -268,7 +268,7 @@ class WeightsRelay:
             self._receive([folder], source)
             wrong = wrong_tensor(folder.path)
             if not wrong:
-                return [folder]
+                return
             source.leave_liar(f"gave a copy with other bytes of {wrong} than its checksum says")
             shutil.rmtree(folder.path)
 

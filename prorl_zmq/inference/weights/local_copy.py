@@ -16,7 +16,6 @@ before the first byte is changed. No engine runs on the copy: engines load it du
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import logging
@@ -35,6 +34,7 @@ import msgspec
 
 from ...errors import EngineFailed, InvalidWeights, RequestTimeout
 from ..checkpoint import DELTA, INDEX, check_checkpoint, some_names
+from .copy_failure import copy_failure
 from .copy_folder import SYNC
 from .stored_tensor import StoredTensor
 from .tensor_delta import frame_limit
@@ -50,9 +50,6 @@ THREADS = min(16, os.cpu_count() or 1)
 LOCK_POLL_S = 0.05
 """Seconds between two tries to lock the copy."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-LASTING = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
-"""Errors of a folder that a trainer does not wait for."""
 
 _Result = TypeVar("_Result")
 
@@ -232,8 +229,7 @@ class LocalCopy:
         except _Torn as torn:
             raise InvalidWeights(f"{path.parent}: {torn}", path=str(path)) from None
         except OSError as error:
-            message = f"the weights could not be copied to {self.folder}: {error}; give another `weights_dir`"
-            raise EngineFailed(message, **({"final": True} if error.errno in LASTING else {})) from error
+            raise copy_failure(self.folder, error) from error
         return Fetched(wanted.version, weights, run.read_bytes, run.tensors, time.perf_counter() - began)
 
     @contextmanager

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import os
 from itertools import count
 from typing import TYPE_CHECKING
 
 import pytest
 import zmq
 from support.relay_world import CHUNK
-from support.weight_versions import KINDS, publish
+from support.weight_versions import KINDS, model, publish
 
+from prorl_zmq.errors import EngineFailed
 from prorl_zmq.inference.checkpoint import INDEX
 from prorl_zmq.inference.relay import offered_copy
 from prorl_zmq.inference.relay.chunk_server import ChunkServer
@@ -105,3 +108,28 @@ def test_an_answer_about_a_copy_that_changed_meanwhile(world: World) -> None:
         assert answer[3] == (written.path / INDEX).read_bytes()
     finally:
         server.close()
+
+
+def test_an_older_version_is_removed_before_a_full_one_comes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk has room for two versions: the copy, and the one that comes."""
+    host = world.host()
+    world.bring(host, world.publish())
+    there: list[list[str]] = []
+    allocate = os.posix_fallocate
+
+    def allocated(file: int, at: int, length: int) -> None:
+        there.append([path.name for path in incoming(host, 1).parent.glob("weight_*")])
+        allocate(file, at, length)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", allocated)
+        world.bring(host, world.publish(model(5)))
+    assert there[0] == ["weight_v000002"]
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(EngineFailed, match="No space left on device; give another `weights_dir`") as failed:
+        world.bring(host, world.publish(model(6)))
+    assert failed.value.fields["final"]
