@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from ..errors import NotAllowed
-from ..wire.sockets import MAX_FRAME_BYTES, PING_S, connect, open_socket
+from ..wire.sockets import HIGH_WATER_MARK, MAX_FRAME_BYTES, PING_S, connect, open_socket
 from .keyring import connect_to_peer, connect_to_service
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Handshake:
     """A socket that connects, now or when somebody binds the endpoint; owns it and the socket of its events.
 
     A `curve_key` of None stands for a broker, another one for a peer, whose key it is (empty: it has none). Over `ipc://`
-    there are events only with `watch`.
+    there are events only with `watch`. At most `messages` wait to be received.
 
     Raises:
         InvalidEndpoint: the endpoint is malformed; or only one of us and a peer has keys.
@@ -48,6 +48,7 @@ class Handshake:
         *,
         curve_key: str | None = None,
         limit_bytes: int = MAX_FRAME_BYTES,
+        messages: int = HIGH_WATER_MARK,
         ping_s: float = PING_S,
         watch: bool = False,
     ) -> None:
@@ -62,6 +63,7 @@ class Handshake:
         self._succeeded = False
         """The last one was established."""
         self.socket = open_socket(context, kind, limit_bytes, ping_s)
+        self.socket.rcvhwm = messages
         is_watched = watch or endpoint.startswith("tcp://")
         self.events = self.socket.get_monitor_socket(EVENTS) if is_watched else None
         """Where the events arrive; None: nowhere."""

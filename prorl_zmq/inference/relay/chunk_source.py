@@ -15,7 +15,7 @@ from ...wire import codec
 from ...wire.messages.relay import DATA, GONE, ChunkAsk
 from ...wire.sockets import NOBLOCK
 from ..checkpoint import INDEX_LIMIT_BYTES
-from .chunk_plan import ChunkPlan, SourceOrder
+from .chunk_plan import CREDIT, ChunkPlan, SourceOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -29,6 +29,8 @@ SILENCE_S = 5.0
 """After this time without a word a source is left. A stopped process is disconnected earlier, by the heartbeats."""
 STALL_S = 30.0
 """After this time without a chunk it is left, although it asks for patience."""
+MESSAGES_LIMIT = 2 * CREDIT
+"""Most messages that are taken between two looks at the deadline, and that wait in the memory."""
 LOOK_MS = 100
 """Milliseconds between two looks at the deadline."""
 
@@ -136,7 +138,7 @@ class ChunkSource:
             poller.register(events, zmq.POLLIN)
         ready = dict(poller.poll(LOOK_MS))
         now = time.monotonic()
-        while socket in ready:
+        for _ in range(MESSAGES_LIMIT if socket in ready else 0):
             try:
                 frames = socket.recv_multipart(NOBLOCK)
             except zmq.Again:
@@ -150,7 +152,7 @@ class ChunkSource:
                 return f"gave a malformed answer: {error}", True, False
             key = (ask.folder, ask.file, ask.chunk)
             if not plan.is_asked(key):
-                continue
+                return f"gave chunk {ask.chunk} of file {ask.file}, which was not asked for", True, False
             if frames[1] == GONE:
                 return "does not have the weights (any more)", False, True
             if not take(key, frames[3]):
@@ -182,6 +184,7 @@ class ChunkSource:
                     self._keyring,
                     curve_key=source.curve_key,
                     limit_bytes=INDEX_LIMIT_BYTES,
+                    messages=MESSAGES_LIMIT,
                     watch=True,
                 )
             except InvalidEndpoint as error:

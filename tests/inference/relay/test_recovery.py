@@ -5,7 +5,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import count
+from threading import Event
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,15 +17,16 @@ import zmq
 from support.relay_world import CHUNK
 from support.weight_versions import KINDS, model, publish
 
-from prorl_zmq.errors import EngineFailed
+from prorl_zmq.errors import EngineFailed, RequestTimeout
 from prorl_zmq.inference.checkpoint import INDEX
 from prorl_zmq.inference.relay import offered_copy
 from prorl_zmq.inference.relay.chunk_server import ChunkServer
+from prorl_zmq.inference.relay.chunk_source import ChunkSource, check_deadline
 from prorl_zmq.inference.relay.offered_folder import offered_version
 from prorl_zmq.inference.weights.published_weights import PublishedWeights
 from prorl_zmq.inference.weights.version_folder import version_path
 from prorl_zmq.wire import codec
-from prorl_zmq.wire.messages.relay import COPY_FILE, WAIT, ChunkAsk
+from prorl_zmq.wire.messages.relay import COPY_FILE, WAIT, ChunkAsk, WeightSource
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -133,3 +138,33 @@ def test_an_older_version_is_removed_before_a_full_one_comes(world: World, monke
     with pytest.raises(EngineFailed, match="No space left on device; give another `weights_dir`") as failed:
         world.bring(host, world.publish(model(6)))
     assert failed.value.fields["final"]
+
+
+def test_a_flood_does_not_outlast_the_deadline(short_path: Path) -> None:
+    """A source sends 1 MiB messages without end."""
+    ended = Event()
+
+    def flood(router: zmq.Socket[bytes]) -> None:
+        identity, *_ = router.recv_multipart()
+        router.sndtimeo = 100
+        until = time.monotonic() + 10
+        while not ended.is_set() and time.monotonic() < until:
+            with suppress(zmq.Again):
+                router.send_multipart([identity, b"", WAIT, b"", bytes(2**20)], copy=False)
+
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router, ThreadPoolExecutor(1) as pool:
+        router.linger = 0
+        router.bind(f"ipc://{short_path}/flood")
+        flooding = pool.submit(flood, router)
+        began = time.monotonic()
+        sources = (WeightSource("flood", f"ipc://{short_path}/flood"),)
+        try:
+            with ChunkSource(context, None, sources, lambda: check_deadline(began + 0.5)) as source:
+                with pytest.raises(RequestTimeout):
+                    source.fetch([("0" * 64, 0, 0)], lambda *_: False)
+                assert source._connection is not None
+                assert source._connection.socket.rcvhwm < 100
+            assert time.monotonic() - began < 5
+        finally:
+            ended.set()
+            flooding.result()

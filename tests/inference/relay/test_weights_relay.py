@@ -165,6 +165,7 @@ def test_other_lies(world: World, kind: str, caplog: pytest.LogCaptureFixture) -
         with caplog.at_level(logging.INFO):
             assert [*world.bring(world.host(), version, liar.source)] == ["trainer"]
         assert "liar at ipc://" in caplog.text
+        assert ("which was not asked for" in caplog.text) == (kind == "unasked")
     finally:
         liar.close()
 
