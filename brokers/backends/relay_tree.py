@@ -8,6 +8,7 @@ A host that comes late asks those that already have the version, before the trai
 
 from __future__ import annotations
 
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from ...wire.messages.relay import SOURCES_LIMIT, WeightRelay
@@ -58,17 +59,20 @@ def sources_of(
         roots: the trainer, which is asked last.
     """
     own = copies.get(backend_id)
-    by_place: dict[str, CopyState] = {}
-    for _, copy in sorted(copies.items()):
-        if copy.source is not None:
-            by_place.setdefault(copy.place, copy)
-    holders = [one for one in by_place.values() if (one.version, one.weights) == (version, weights)]
-    needing = [one for one in by_place.values() if one not in holders]
-    places = [one.place for one in needing]
-    is_placed = own is not None and own.place in places  # else it serves no other host
-    position = places.index(own.place) if own is not None and is_placed else len(places)
+    serving: dict[str, CopyState] = {}
+    for one in sorted(copies):
+        if copies[one].source is not None:
+            serving.setdefault(copies[one].place, copies[one])
+    holders: list[CopyState] = []
+    needing: list[CopyState] = []
+    for copy in serving.values():
+        (holders if copy.version == version and copy.weights == weights else needing).append(copy)
+    position = len(needing)  # it serves no other host
+    if own is not None:
+        position = next((at for at, copy in enumerate(needing) if copy.place == own.place), position)
     turned = position % len(holders) if holders else 0
-    chosen = [one for one in holders[turned:] + holders[:turned] if own is None or one.place != own.place]
+    nearest = islice(chain(islice(holders, turned, None), islice(holders, turned)), HOLDERS + 1)
+    chosen = [copy for copy in nearest if own is None or copy.place != own.place]
     above = [needing[at] for at in ancestors(position)]
     hosts = [one.source for one in (*chosen[:HOLDERS], *above) if one.source is not None]
     return (*hosts, *roots)

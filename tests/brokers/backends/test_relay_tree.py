@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 
 import pytest
@@ -73,3 +74,13 @@ def test_a_request_keeps_its_index_and_has_few_sources() -> None:
     assert relay is not None
     assert (relay.index, len(relay.sources)) == ("b" * 64, SOURCES_LIMIT)
     assert relay_for(replace(request, relay=None), "h0", {}) is None
+
+
+def test_sources_take_one_look_at_each_host() -> None:
+    hosts = copies(4000)
+    for one in [*hosts][::2]:
+        hosts[one] = replace(hosts[one], version=5, weights=WEIGHTS)
+    began = time.process_time()
+    for one in [*hosts][-20:]:
+        names(one, hosts)
+    assert time.process_time() - began < 1
