@@ -59,6 +59,8 @@ class OfferedFolder:
         self.is_open = not whole
         """Chunks that are lacking may come."""
         self._have: set[tuple[int, int]] | None = None if whole else set()
+        self._seen: tuple[int, ...] = ()
+        """The index's file when it was compared last."""
         self._copy = copy
         self._content = content
 
@@ -93,6 +95,15 @@ class OfferedFolder:
         if self._have is not None:
             self._have.add((file, chunk))
 
+    def _check_index(self) -> None:
+        """Raise if the index on disk is another one; it is read only if its file has changed."""
+        stat = (self.path / INDEX).stat()
+        seen = (stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size)
+        if seen != self._seen:
+            if read_index(self.path) != self.index:
+                raise self.version.invalid("was written again")
+            self._seen = seen
+
     def read(self, file: int, chunk: int) -> bytes | None:
         """Return a chunk, or the index; None: it is not there.
 
@@ -109,8 +120,8 @@ class OfferedFolder:
         with ExitStack() as stack:
             if self._copy is not None and self._content is not None:
                 stack.enter_context(self._copy.reading(self._content, 0.0))
-            elif self._have is None and read_index(self.path) != self.index:
-                raise self.version.invalid("was written again")
+            elif self._have is None:
+                self._check_index()
             opened = stack.enter_context(open(self.path / self.files[file][0], "rb", buffering=0, opener=open_regular))
             data = self.read_from(opened.fileno(), file, chunk)
         if len(data) != self.length(file, chunk):

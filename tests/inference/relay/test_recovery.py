@@ -17,14 +17,14 @@ import zmq
 from support.relay_world import CHUNK
 from support.weight_versions import KINDS, model, publish
 
-from prorl_zmq.errors import EngineFailed, RequestTimeout
-from prorl_zmq.inference.checkpoint import INDEX
-from prorl_zmq.inference.relay import offered_copy
+from prorl_zmq.errors import EngineFailed, InvalidWeights, RequestTimeout
+from prorl_zmq.inference.checkpoint import INDEX, read_index
+from prorl_zmq.inference.relay import offered_copy, offered_folder
 from prorl_zmq.inference.relay.chunk_server import ChunkServer
 from prorl_zmq.inference.relay.chunk_source import ChunkSource, check_deadline
 from prorl_zmq.inference.relay.offered_folder import offered_version
 from prorl_zmq.inference.weights.published_weights import PublishedWeights
-from prorl_zmq.inference.weights.version_folder import version_path
+from prorl_zmq.inference.weights.version_folder import version_path, write_aside
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.relay import COPY_FILE, WAIT, ChunkAsk, WeightSource
 
@@ -168,3 +168,24 @@ def test_a_flood_does_not_outlast_the_deadline(short_path: Path) -> None:
         finally:
             ended.set()
             flooding.result()
+
+
+def test_an_index_is_read_again_only_if_its_file_changed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = world.written[world.publish()].path
+    folder = offered_version(path)
+    reads = count()
+
+    def counted(path: Path) -> bytes:
+        next(reads)
+        return read_index(path)
+
+    monkeypatch.setattr(offered_folder, "read_index", counted)
+    for chunk in range(5):
+        assert folder.read(0, chunk)
+    assert next(reads) == 1
+    write_aside(path / INDEX, folder.index)
+    assert folder.read(0, 0)
+    assert next(reads) == 2 + 1
+    write_aside(path / INDEX, folder.index + b" ")
+    with pytest.raises(InvalidWeights, match="was written again"):
+        folder.read(0, 0)
