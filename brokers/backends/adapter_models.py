@@ -150,6 +150,19 @@ class AdapterModels:
         """Return the versions of an adapter that must stay loaded."""
         return self.pins.versions(model) | self._serving(model)
 
+    def needed_by(self, backend: Backend, model: str, *, informed: bool) -> set[int]:
+        """Return the versions of an adapter that a backend must keep: its last one at least, which its jobs have.
+
+        Args:
+            backend: its state.
+            model: the adapter's; of another model, it keeps nothing.
+            informed: whether it is known to which versions jobs are pinned; if not, it keeps all.
+        """
+        if model not in self:
+            return set()
+        loaded = backend.adapters.get(model, ())
+        return self.needed(model).union(loaded[-1:] if informed else loaded)
+
     def _serving(self, model: str) -> set[int]:
         return {one[model] for one in (self._wanted, self._begun) if model in one and model in self.bases}
 

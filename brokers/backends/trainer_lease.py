@@ -32,6 +32,10 @@ class TrainerLease:
         """Return the trainer that holds the lease; empty if none does."""
         return self._trainer if self._trainer and now < self._heard_at + LEASE_S else ""
 
+    def is_lost(self, trainer: str, now: float) -> bool:
+        """Return whether another trainer has the lease, or none was heard of for as long as a lease lasts."""
+        return now >= self._heard_at + LEASE_S or self._trainer not in ("", trainer)
+
     def check(self, request: WeightUpdate, now: float) -> None:
         """Raise `WeightsHeld` if another trainer holds the lease and the request does not take over."""
         holder = self.holder(now)

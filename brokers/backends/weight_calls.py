@@ -18,14 +18,13 @@ from ...errors import (
     NoBackend,
     ProrlError,
     RequestTimeout,
-    UpdateInProgress,
     UpdateNotBegun,
 )
 from ...wire.messages.base import POLICY, Done, Refused, new_id
 from ...wire.messages.engines import UpdateTimes, WeightsServed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from ...wire.messages.backends import AnyBackendReply, Backend
     from ...wire.messages.engines import WeightUpdate
@@ -216,14 +215,6 @@ def check_own(request: WeightUpdate, *, trained: bool, frozen: bool) -> None:
         there_are = f"no backend serves the model {model} now"
         missing = f"all backends of the model {model} are frozen" if frozen else there_are
         raise NoBackend(f"{missing}, so none has taken the weights; see `prorl backends list`", final=frozen)
-
-
-def check_none_fetched(requests: Iterable[UnderWay], request: WeightUpdate) -> None:
-    """Raise `UpdateInProgress` while another version of the request's model is being fetched."""
-    for other in requests:
-        version = other.request.weight_version
-        if other.fetching and other.request.model == request.model and version != request.weight_version:
-            raise UpdateInProgress(f"weights {version} are being loaded; wait for their end", weight_version=version)
 
 
 def as_new_adapter(error: InvalidWeights, model: str) -> InvalidWeights:

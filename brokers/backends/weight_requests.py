@@ -42,6 +42,7 @@ from ...metrics.catalog import WEIGHTS_REQUEST_SECONDS
 from ...wire.messages.backends import TAKE_BACK_S, HoldWeights
 from ...wire.messages.base import Done, new_id
 from ...wire.messages.engines import WeightUpdate
+from .engine_calls import EngineCalls
 from .relay_tree import relay_for
 from .trainer_lease import TrainerLease
 from .weight_calls import (
@@ -55,13 +56,13 @@ from .weight_calls import (
     as_new_adapter,
     catch_up_note,
     check_form,
-    check_none_fetched,
     check_own,
     check_transfer,
     name_backend,
     served_version,
     too_late,
 )
+from .weight_fetches import abandoned_fetches, ended_fetches
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,9 +107,7 @@ class WeightRequests:
         self._retries = CatchUpRetries()
         self._under_way: dict[WeightUpdate, UnderWay] = {}
         self._ended: dict[WeightUpdate, AnyBackendReply] = {}
-        self._calls: dict[str, tuple[EngineCall, UnderWay]] = {}
-        """Unanswered calls, by request id."""
-        self._unsent: list[EngineCall] = []
+        self._calls = EngineCalls()
         self._answers: list[Answer] = []
 
     def handle(
@@ -162,10 +161,9 @@ class WeightRequests:
     def engine_answered(
         self, request_id: str, error: ProrlError | None, now: float, ready: EngineReady | None = None
     ) -> None:
-        known = self._calls.pop(request_id, None)
+        known = self._calls.pop(request_id)
         if known is not None:
-            call, under_way = known
-            backend_id = under_way.missing.pop(request_id)
+            call, under_way, backend_id = known
             model = under_way.request.model
             if error is None:
                 self._did(call.request, backend_id)
@@ -189,24 +187,20 @@ class WeightRequests:
 
     def unreachable(self, address: EngineAddress, error: ProrlError, now: float) -> None:
         """Fail all calls to an address to which no connection is possible."""
-        for request_id in [key for key, (call, _) in self._calls.items() if call.address == address]:
+        for request_id in self._calls.at(address):
             self.engine_answered(request_id, type(error)(error.message, **error.fields), now)
 
     def reconnected(self, address: EngineAddress) -> None:
         """Resend the calls to an address whose lost connection is back."""
-        self._unsent += [call for call, _ in self._calls.values() if call.address == address]
+        self._calls.resend(address)
 
     def registered(self, backend: Backend, now: float) -> None:
         """Redirect a registered backend's calls to its new address, and repeat completed steps if its weights differ.
 
         The host may be a new process, in which the earlier steps did not happen.
         """
-        address, backend_id = address_of(backend), backend.backend_id
-        for request_id, (call, under_way) in self._calls.items():
-            if under_way.missing[request_id] == backend_id and call.address != address:
-                moved = EngineCall(address, call.request)
-                self._calls[request_id] = (moved, under_way)
-                self._unsent.append(moved)
+        backend_id = backend.backend_id
+        self._calls.redirect(backend)
         for under_way in self._under_way.values():
             request = under_way.request
             taking_back = under_way.failure is not None or request.step == "cancel"
@@ -220,12 +214,14 @@ class WeightRequests:
             log.warning("backend %s gets no jobs: %s", backend_id, member.trouble)
 
     def tick(self, now: float) -> None:
+        for fetch, error in abandoned_fetches(self._under_way.values(), self._trainers, self._updates, now):
+            self._end_fetch(fetch, error, now)
         for under_way in tuple(self._under_way.values()):
             for request_id, backend_id in tuple(under_way.missing.items()):
                 is_late = under_way.until <= now
                 if is_late or backend_id not in self._heap:
                     gone = NoBackend("it was removed, or its host fell silent")
-                    del under_way.missing[request_id], self._calls[request_id]
+                    self._calls.pop(request_id)
                     under_way.note_outcome(backend_id, too_late(under_way) if is_late else gone)
             if under_way.is_over():
                 self._follow(under_way, now)
@@ -245,15 +241,14 @@ class WeightRequests:
         return min((one.until for one in self._under_way.values()), default=None)
 
     def take_calls(self) -> list[EngineCall]:
-        calls, self._unsent = self._unsent, []
-        return calls
+        return self._calls.take()
 
     def take_answers(self) -> list[Answer]:
         answers, self._answers = self._answers, []
         return answers
 
     def addresses(self) -> set[EngineAddress]:
-        return {call.address for call, _ in self._calls.values()}
+        return self._calls.addresses()
 
     def _trainer(self, model: str) -> TrainerLease:
         return self._trainers.setdefault(model, TrainerLease(model))
@@ -269,7 +264,9 @@ class WeightRequests:
 
     def _prepare(self, request: WeightUpdate, now: float) -> None:
         version, update = request.weight_version, self._updates.of(request.model)
-        check_none_fetched(self._under_way.values(), request)
+        is_begun = update.version is not None
+        for fetch, error in ended_fetches(self._under_way.values(), request, now, begun=is_begun):
+            self._end_fetch(fetch, error, now)
         match request.step:
             case "begin":
                 update.begin(version, request.limit_s, now)
@@ -283,6 +280,13 @@ class WeightRequests:
                 update.check_none_but(None)
                 if request.step == "set":
                     self._registry.set_weight_version(version, None, request.model)
+
+    def _end_fetch(self, fetch: UnderWay, error: ProrlError, now: float) -> None:
+        """Answer a `load` whose weights are being fetched; engines generate and keep the weights that they have."""
+        log.warning("%s", error.message)
+        self._calls.drop(fetch)
+        fetch.failure = error
+        self._follow(fetch, now)
 
     def _begin_load(self, request: WeightUpdate, now: float, left_s: float) -> None:
         limit_s = min(left_s + TAKE_BACK_S, LIMIT_MOST_S)
@@ -316,24 +320,16 @@ class WeightRequests:
         part = replace(part, relay=relay_for(part, backend_id, self._registry.copies(part.model)))
         call = EngineCall(address_of(self._heap.member(backend_id).backend), part)
         under_way.outcomes[backend_id] = None
-        under_way.missing[call.request.request_id] = backend_id
-        self._calls[call.request.request_id] = (call, under_way)
-        self._unsent.append(call)
+        self._calls.add(call, under_way, backend_id)
 
     def _kept(self, under_way: UnderWay, backend_id: str) -> tuple[int, ...]:
         """Return the versions of a request's adapter that a backend must not unload."""
         request = under_way.request
         if request.step == "remove" and under_way.envelope is not None:
             return ()
-        needed = self._needed(self._heap.member(backend_id).backend, request.model)
+        backend, informed = self._heap.member(backend_id).backend, self._is_informed
+        needed = self._heap.adapters.needed_by(backend, request.model, informed=informed)
         return tuple(sorted(needed - self._heap.adapters.wrong(backend_id, request.model)))
-
-    def _needed(self, backend: Backend, model: str) -> set[int]:
-        """Return the versions of an adapter that a backend must keep: its last one at least, which its jobs have."""
-        if model not in self._heap.adapters:
-            return set()
-        loaded = backend.adapters.get(model, ())
-        return self._heap.adapters.needed(model).union(loaded[-1:] if self._is_informed else loaded)
 
     def _catch_up(self, backend_id: str, now: float) -> None:
         """Ask a backend to load the weights and adapters that it lacks, unless an update of them is in progress."""
@@ -356,7 +352,7 @@ class WeightRequests:
                 if model not in member.adapter_notes and not adapters.wrong(backend_id, model):
                     self._load(backend, model, version, now)
         for model, versions in backend.adapters.items():
-            if not self._needed(backend, model).issuperset(versions):
+            if not adapters.needed_by(backend, model, informed=self._is_informed).issuperset(versions):
                 self._ask_alone(backend, WeightUpdate(new_id(), "remove", 0, model=model), now)
 
     def _load(self, backend: Backend, model: str, version: int, now: float) -> bool:
@@ -375,8 +371,7 @@ class WeightRequests:
         for under_way in [one for one in self._under_way.values() if one.envelope is None]:
             if under_way.request.model == model:
                 del self._under_way[under_way.request]
-                for request_id in under_way.missing:
-                    del self._calls[request_id]
+                self._calls.drop(under_way)
 
     def _ask_alone(self, backend: Backend, request: WeightUpdate, now: float) -> bool:
         """Ask one backend, without a client; return False if a request for the model is unanswered there."""
@@ -428,12 +423,11 @@ class WeightRequests:
     def _follow(self, under_way: UnderWay, now: float) -> None:
         self._unload_others(under_way, now)
         request, error = under_way.request, under_way.error()
-        while under_way.missing:  # of a transfer that failed
-            del self._calls[under_way.missing.popitem()[0]]
+        self._calls.drop(under_way)  # of a transfer that failed
         if under_way.envelope is None:
             self._caught_up(under_way, now)
             return
-        if under_way.fetching:
+        if under_way.fetching and under_way.failure is None:
             self._load_fetched(under_way, now)
             if under_way.missing:
                 return
