@@ -57,7 +57,7 @@ from .weight_calls import Answer
 from .weight_requests import WeightRequests
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ...wire.messages.backends import AnyBackendReply, AnyBackendRequest, BackendStatus
     from ...wire.messages.engines import EngineReady
@@ -258,7 +258,8 @@ class BackendRequestHandler:
             case ReportStarts():
                 self._starts.report(request, now)
             case ListBackends():
-                backends = tuple(self._described(status, now) for status in self.heap.status())
+                fetched = self.weights.fetched()
+                backends = tuple(self._described(status, now, fetched) for status in self.heap.status())
                 return BackendList(request.request_id, backends, self.waiting, tuple(self._starts), self._adapters())
         return Done(request.request_id)
 
@@ -286,8 +287,10 @@ class BackendRequestHandler:
                 self._forget_queue(want)
         return self.weights.handle(envelope, request, now)
 
-    def _described(self, status: BackendStatus, now: float) -> BackendStatus:
+    def _described(self, status: BackendStatus, now: float, fetched: Mapping[str, int]) -> BackendStatus:
         status = self._registry.with_host(status, now)
+        if (version := fetched.get(status.backend.backend_id)) is not None:
+            status = msgspec.structs.replace(status, fetching=version)
         if status.state != "probation":
             return status
         return msgspec.structs.replace(status, next_try_s=self._probation.next_try_s(status.backend.backend_id, now))

@@ -56,6 +56,12 @@ def abandoned_fetches(
     return found
 
 
+def versions_fetched(requests: Iterable[UnderWay]) -> dict[str, int]:
+    """Return the versions that hosts fetch now, by backend."""
+    fetches = [one for one in requests if one.fetching]
+    return {backend_id: fetch.request.weight_version for fetch in fetches for backend_id in fetch.missing.values()}
+
+
 def _end_of_fetch(fetch: UnderWay, request: WeightUpdate, now: float, *, begun: bool) -> ProrlError | None:
     """Return the error with which a request ends a fetch of its model; None: both continue.
 

@@ -62,7 +62,7 @@ from .weight_calls import (
     served_version,
     too_late,
 )
-from .weight_fetches import abandoned_fetches, ended_fetches
+from .weight_fetches import abandoned_fetches, ended_fetches, versions_fetched
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -239,6 +239,10 @@ class WeightRequests:
 
     def next_deadline(self) -> float | None:
         return min((one.until for one in self._under_way.values()), default=None)
+
+    def fetched(self) -> dict[str, int]:
+        """Return the versions that hosts fetch now, by backend."""
+        return versions_fetched(self._under_way.values())
 
     def take_calls(self) -> list[EngineCall]:
         return self._calls.take()

@@ -49,6 +49,7 @@ def backend_table(backends: tuple[BackendStatus, ...], starts: tuple[EngineStart
     problems = [f"{one.backend.backend_id}: {one.problem}{_next_try(one)}" for one in backends if one.problem]
     problems += [f"{one.backend.backend_id}: {one.backend.warning}" for one in backends if one.backend.warning]
     problems += [f"{one.backend.backend_id}: {NO_EVENTS}" for one in backends if one.load and one.load.lacks_events]
+    problems += _fetches(backends)
     problems += [f"{start.backend_id}: {start.problem}" for start in starts if start.problem]
     said = problems if rows else [NO_BACKENDS]
     headers = (
@@ -100,6 +101,15 @@ def _kv_used(status: BackendStatus) -> str:
     return f"{status.load.kv_used:.0%}" if status.load is not None and status.load.kv_tokens else NOTHING
 
 
+def _fetches(backends: tuple[BackendStatus, ...]) -> list[str]:
+    """Say which hosts fetch weights."""
+    return [
+        f"{one.backend.backend_id}: its host fetches weights {one.fetching}, and its engine generates meanwhile"
+        for one in backends
+        if one.fetching is not None
+    ]
+
+
 def _next_try(status: BackendStatus) -> str:
     if status.next_try_s is None:
         return ""
@@ -125,7 +135,8 @@ def copy_table(backends: tuple[BackendStatus, ...]) -> Table:
         if (copy := one.copy) is not None
     ]
     headers = ("backend", ">version", ">on disk", ">fetched", ">seconds", "from", "copy")
-    caption = None if rows else text("no engine host keeps a copy of weights")
+    notes = [*([] if rows else ["no engine host keeps a copy of weights"]), *_fetches(backends)]
+    caption = text("\n".join(notes)) if notes else None
     return table(*headers, rows=rows, title="copies of weights", caption=caption)
 
 

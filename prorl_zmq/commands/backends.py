@@ -76,13 +76,14 @@ def list_(
 ) -> None:
     """List the backends: state, weight version, jobs in flight, tokens/s and cache hits.
 
-    States: `ready`; `draining`: it keeps its jobs and gets no more; `updating`: it gets no jobs until it serves the
-    new weights; `behind`: it serves other weights than were announced last, gets no jobs, and below the table is what
-    to do; `probation`: a job could not reach it, or its generation failed there, and single jobs try it, at
-    growing intervals, until one is served; `unwell`: its host says why it cannot serve; `starting`: its engine loads,
-    and jobs wait for it; `failed`: its engine could not be started, and the reason is below the table. Cache hits are
-    the share of prompt tokens that the engine found in its prefix cache. Engine hosts report them and tokens/s with
-    their heartbeats; some servers do not say.
+    States: `ready`; `draining`: it keeps its jobs and gets no more; `updating`: it gets no jobs until it serves the new
+    weights (while hosts only fetch them, it is `ready`, and a line below the table says so); `behind`: it serves other
+    weights than were announced last, gets no jobs, and below the table is what to do; `probation`: a job could not
+    reach it, or its generation failed there, and single jobs try it, at growing intervals, until one is served;
+    `unwell`: its host says why it cannot serve; `starting`: its engine loads, and jobs wait for it; `failed`: its
+    engine could not be started, and the reason is below the table. Cache hits are the share of prompt tokens that the
+    engine found in its prefix cache. Engine hosts report them and tokens/s with their heartbeats; some servers do not
+    say.
     """
     with target.client() as client:
         show(lambda: backend_list(client), lambda listed: _tables(listed, details=details), watch=watch)

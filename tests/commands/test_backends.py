@@ -325,6 +325,7 @@ def test_tables_of_long_names_fit_80_columns_and_lose_nothing() -> None:
             in_flight=0,
             assigned=0,
             load=EngineLoad(prompt_tokens=100),
+            fetching=7,
         ),
     )
     narrow = Console(width=80, record=True, file=io.StringIO())
@@ -334,6 +335,7 @@ def test_tables_of_long_names_fit_80_columns_and_lose_nothing() -> None:
     assert max(map(len, text.splitlines())) <= 80
     assert "new: HTTP 500 (tried again in 7 s)" in text
     assert "idle: calls of its model are not read" in text
+    assert "idle: its host fetches weights 7" in text
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
     joined: list[list[str]] = []
     for line in cells:

@@ -159,6 +159,8 @@ class BackendStatus(Part, frozen=True, kw_only=True):
     """None: it sends no heartbeats."""
     copy: CopyState | None = None
     """As in `BackendAlive`."""
+    fetching: WeightVersion | None = None
+    """The version that its host fetches now, before the engine loads it; it gets jobs meanwhile."""
     silent_s: float | None = None
     """Seconds since its last heartbeat; None: it sends none."""
     lease_s: float = 0.0

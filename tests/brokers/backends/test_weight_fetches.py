@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from support.weight_requests import Service
 
 from prorl_zmq.brokers.backends.trainer_lease import LEASE_S
-from prorl_zmq.wire.messages.backends import HoldWeights
+from prorl_zmq.wire.messages.backends import BackendList, HoldWeights, ListBackends
 from prorl_zmq.wire.messages.base import Done, Refused
 from prorl_zmq.wire.messages.engines import WeightsServed, WeightUpdate
 
@@ -105,6 +105,23 @@ def test_a_refusal_says_how_the_fetch_ends() -> None:
     assert reply.error.code == "update_in_progress"
     for said in ("of session t since 12 s", "at most 288 s more", "`prorl backends cancel-weights 3`"):
         assert said in reply.error.message
+
+
+def test_the_list_says_which_hosts_fetch() -> None:
+    service = Service()
+    service.ask(LOAD, b"dead")
+    fetches = service.calls(fetches=True)
+
+    def listed() -> dict[str, int | None]:
+        ((_, reply),) = service.handler.handle([b"look", b""], ListBackends("list"), service.now)
+        assert isinstance(reply, BackendList)
+        return {one.backend.backend_id: one.fetching for one in reply.backends}
+
+    assert listed() == {"x": 3, "y": 3}
+    service.answer(fetches["x"])
+    assert listed() == {"x": None, "y": 3}
+    service.answer(fetches["y"])
+    assert listed() == {"x": None, "y": None}
 
 
 def test_a_fetch_of_an_update_that_was_begun_is_not_replaced() -> None:
