@@ -328,7 +328,6 @@ def failure_of(error: Exception) -> Failure:
         retry = INFRASTRUCTURE_ERRORS.get(type(error))
         outcome = Outcome.FAILED if retry is None else Outcome.INFRASTRUCTURE_ERROR
         retry = retry or (isinstance(error, NoBackend) and bool(error.fields.get("version_gone")))
-        retry = retry or (isinstance(error, NoBackend) and bool(error.fields.get("version_gone")))
         return Failure(outcome, error.info(), retry=bool(retry))
     name = type(error).__name__
     return Failure(Outcome.FAILED, HandlerFailed(f"{name}: {error}", exception=name).info())

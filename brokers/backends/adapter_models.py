@@ -235,25 +235,29 @@ class AdapterModels:
         self._check_left(model, request.weight_version, loaded)
         return base
 
-    def having(members: Iterable[Member], request: Assign, offers: Container[str], *, anyhow: bool) -> str | None:
-    """Return the least loaded backend with the version of an adapter to which a job is pinned.
+    def having(
+        self, members: Iterable[Member], request: Assign, offers: Container[str], *, begun: bool, anyhow: bool
+    ) -> str | None:
+        """Return the least loaded backend with the version of an adapter to which a job is pinned.
 
-    It is ready, if possible another one than the left one; or it is on probation and offered, or, with `anyhow`, not
-    offered.
-    """
-    found: dict[tuple[int, float], str] = {}
-    for member in members:
-        backend = member.backend
-        if request.pinned not in backend.adapters.get(request.model, ()):
-            continue
-        is_left = backend.backend_id == request.leaving
-        if member.state == "ready":
-            rank = 2 if is_left else 0
-        elif member.state == "probation" and backend.backend_id in offers and not is_left:
-            rank = 1
-        elif member.state == "probation" and anyhow:
-            rank = 3
-        else:
-            continue
-        found[rank, len(member.jobs) / backend.weight] = backend.backend_id
-    return found[min(found)] if found else None
+        It is ready, if possible another one than the left one, and not closed unless the rollout has begun; or it is on
+        probation and offered, or, with `anyhow`, not offered.
+        """
+        found: dict[tuple[int, float], str] = {}
+        for member in members:
+            backend = member.backend
+            if request.pinned not in backend.adapters.get(request.model, ()):
+                continue
+            if request.pinned in self.wrong(backend.backend_id, request.model):
+                continue
+            is_left = backend.backend_id == request.leaving
+            if member.state == "ready" and (begun or is_left or not member.is_closed):
+                rank = 2 if is_left else 0
+            elif member.state == "probation" and backend.backend_id in offers and not is_left:
+                rank = 1
+            elif member.state == "probation" and anyhow:
+                rank = 3
+            else:
+                continue
+            found[rank, len(member.jobs) / backend.weight] = backend.backend_id
+        return found[min(found)] if found else None

@@ -159,7 +159,6 @@ def test_instance_is_checked_again_where_it_is_used() -> None:
         (errors.ToolSessionLost("x"), Outcome.INFRASTRUCTURE_ERROR, True),
         (errors.NoBackend("x"), Outcome.INFRASTRUCTURE_ERROR, False),
         (errors.NoBackend("x", version_gone=True), Outcome.INFRASTRUCTURE_ERROR, True),
-        (errors.NoBackend("x", version_gone=True), Outcome.INFRASTRUCTURE_ERROR, True),
         (errors.SandboxUnavailable("x"), Outcome.INFRASTRUCTURE_ERROR, False),
         (errors.PhaseTimeout("x"), Outcome.TIMEOUT, False),
     ],

@@ -18,7 +18,6 @@ from prorl_zmq.wire.messages.backends import (
     Backend,
     BackendAlive,
     BackendStatus,
-    GenerationFailed,
     HoldWeights,
     ListBackends,
     ListModels,
