@@ -66,11 +66,12 @@ def _checksums(path: Path) -> dict[str, str]:
     return found
 
 
-def wrong_tensor(path: Path) -> str:
-    """Return a tensor whose bytes are not those of its checksum; empty: there is none."""
+def copy_problem(path: Path) -> str:
+    """Return what is wrong with a fetched copy, such as a tensor with other bytes; empty: nothing."""
     try:
         known = read_version(path).tensors
         found = _checksums(path)
     except InvalidWeights as error:
         return error.message
-    return next((name for name, place in known.items() if found[name] != place.checksum), "")
+    wrong = next((name for name, place in known.items() if found[name] != place.checksum), "")
+    return f"has other bytes of {wrong} than its checksum says" if wrong else ""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 from ..weights.version_folder import Sums
 
 FILES_LIMIT = 100_000
+NAME_LIMIT_BYTES = 255
 TOTAL_LIMIT_BYTES = 2**44
 
 
@@ -69,7 +70,7 @@ class OfferedFolder:
         if files.keys() != {*version.weight_map.values()} or len(files) > FILES_LIMIT:
             raise version.invalid("has an index that lacks the checksums of its files")
         for name, sums in files.items():
-            if name in (INDEX, DELTA) or name.startswith(".") or "\\" in name:
+            if name in (INDEX, DELTA) or name.startswith(".") or "\\" in name or not _can_be_written(name):
                 raise version.invalid(f"has an index that names a file {name}")
             if sums.size_bytes < 0 or len(sums.chunks) != -(-sums.size_bytes // CHUNK_BYTES):
                 raise version.invalid(f"has {len(sums.chunks)} checksums of {name}, a file of {sums.size_bytes} bytes")
@@ -127,6 +128,13 @@ class OfferedFolder:
         if len(data) != self.length(file, chunk):
             raise self.version.invalid(f"has {self.files[file][0]} without its end")
         return data
+
+
+def _can_be_written(name: str) -> bool:
+    try:
+        return len(os.fsencode(name)) <= NAME_LIMIT_BYTES
+    except UnicodeEncodeError:
+        return False
 
 
 def offered_version(path: Path) -> OfferedFolder:

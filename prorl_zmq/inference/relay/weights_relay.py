@@ -43,7 +43,7 @@ from ..weights.version_folder import (
     write_aside,
 )
 from .chunk_source import ChunkSource, check_deadline
-from .offered_copy import content_of, wrong_tensor
+from .offered_copy import content_of, copy_problem
 from .offered_folder import OfferedFolder, offered_version
 
 if TYPE_CHECKING:
@@ -191,10 +191,18 @@ class WeightsRelay:
         chain = _Chain(self._incoming, relay.index, wanted, source)
         route = find_route(chain.look, had, wanted)
         starts_late = route is None or route.anchor not in (None, wanted.version)
+        failure: OSError | None = None
         if starts_late:
-            with suppress(InvalidWeights):
+            try:
                 self._from_a_copy(wanted, source)
+            except InvalidWeights:
+                pass
+            except OSError as error:
+                failure = error
+            else:
                 return
+        if route is None and failure is not None:
+            raise failure
         if route is None:
             problem = chain.problem or f"no way leads to weights {wanted.version}"
             raise InvalidWeights(problem, path=str(self._incoming))
@@ -254,7 +262,8 @@ class WeightsRelay:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _from_a_copy(self, wanted: Content, source: ChunkSource) -> None:
-        """Fetch the copy of another host."""
+        """Fetch the copy of another host; raise the last `OSError` if a copy could not be written."""
+        failure: OSError | None = None
         while True:
             found = b""
 
@@ -263,14 +272,20 @@ class WeightsRelay:
                 found = data
                 return content_of(data) == wanted.weights
 
-            source.fetch([(wanted.weights, COPY_FILE, 0)], take, waits=False, again=False)
+            try:
+                source.fetch([(wanted.weights, COPY_FILE, 0)], take, waits=False, again=False)
+            except InvalidWeights as lacking:
+                raise failure or lacking from None
             folder = OfferedFolder(version_path(self._incoming, wanted.version), found, whole=False)
-            self._receive([folder], source)
-            wrong = wrong_tensor(folder.path)
-            if not wrong:
+            try:
+                self._receive([folder], source)
+                problem = copy_problem(folder.path)
+            except OSError as error:
+                failure, problem = error, f"cannot be written: {error}"
+            if not problem:
                 return
-            source.leave_liar(f"gave a copy with other bytes of {wrong} than its checksum says")
-            shutil.rmtree(folder.path)
+            source.leave_liar(f"gave a copy that {problem}")
+            shutil.rmtree(folder.path, ignore_errors=True)
 
     def _offer(self, folders: list[OfferedFolder]) -> None:
         if self._server is not None:

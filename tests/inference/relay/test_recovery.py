@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import zmq
-from support.relay_world import CHUNK
+from support.relay_world import CHUNK, Liar
 from support.weight_versions import KINDS, model, publish
 
 from prorl_zmq.errors import EngineFailed, InvalidWeights, RequestTimeout
@@ -26,7 +27,7 @@ from prorl_zmq.inference.relay.offered_folder import offered_version
 from prorl_zmq.inference.weights.published_weights import PublishedWeights
 from prorl_zmq.inference.weights.version_folder import version_path, write_aside
 from prorl_zmq.wire import codec
-from prorl_zmq.wire.messages.relay import COPY_FILE, WAIT, ChunkAsk, WeightSource
+from prorl_zmq.wire.messages.relay import COPY_FILE, DATA, GONE, WAIT, ChunkAsk, WeightSource
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -189,3 +190,40 @@ def test_an_index_is_read_again_only_if_its_file_changed(world: World, monkeypat
     write_aside(path / INDEX, folder.index + b" ")
     with pytest.raises(InvalidWeights, match="was written again"):
         folder.read(0, 0)
+
+
+@pytest.mark.parametrize("is_served", [True, False])
+def test_a_copy_that_cannot_be_written(world: World, is_served: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host offers a file that is too large for the disk: the trainer is asked, if it is there."""
+    host, late = world.host(), world.host()
+    for _ in range(3):
+        version = world.publish()
+        world.bring(host, version)
+    written = world.written[version]
+    found = offered_copy.offered_copy(host.copy, written.weights)
+    assert found is not None
+    index = json.loads(found.index)
+    large = 2**20
+    index["files"][found.files[0][0]] = {"size_bytes": large, "chunks": ["0"] * -(-large // CHUNK)}
+    allocate = os.posix_fallocate
+
+    def limited(file: int, at: int, length: int) -> None:
+        if length == large:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        allocate(file, at, length)
+
+    def answer(ask: ChunkAsk, content: bytes) -> list[bytes]:
+        return [DATA, content, json.dumps(index).encode()] if ask.file == COPY_FILE else [GONE, content, b""]
+
+    monkeypatch.setattr(os, "posix_fallocate", limited)
+    if not is_served:
+        world.trainer.close()
+    liar = Liar(f"ipc://{world.folder}/liar", answer)
+    try:
+        if is_served:
+            assert "trainer" in world.bring(late, version, liar.source)
+        else:
+            with pytest.raises(EngineFailed, match="File too large"):
+                world.bring(late, version, liar.source)
+    finally:
+        liar.close()

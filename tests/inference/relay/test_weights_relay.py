@@ -199,7 +199,7 @@ def test_a_copy_with_other_bytes_is_refused(world: World, caplog: pytest.LogCapt
         with caplog.at_level(logging.ERROR):
             fed = world.bring(late, version, liar.source, host.source)
         assert {*fed} == {"liar", "h0"}
-        assert "liar gave a copy with other bytes" in caplog.text
+        assert "liar gave a copy that has other bytes of" in caplog.text
     finally:
         liar.close()
 
@@ -291,6 +291,8 @@ def test_a_copy_that_was_damaged_is_fetched_whole(world: World) -> None:
         {"files": {"../x": {"size_bytes": 1, "chunks": ["0"]}}, "weight_map": {"w": "../x"}},
         {"files": {"model.safetensors": {"size_bytes": 10**15, "chunks": ["0"]}}},
         {"files": {"model.safetensors": {"size_bytes": -1, "chunks": []}}},
+        {"files": {"x" * 256: {"size_bytes": 10, "chunks": ["0"]}}, "weight_map": {"w": "x" * 256}},
+        {"files": {"\ud800": {"size_bytes": 10, "chunks": ["0"]}}, "weight_map": {"w": "\ud800"}},
         {"files": {INDEX: {"size_bytes": 0, "chunks": []}}, "weight_map": {"w": INDEX}},
     ],
 )
