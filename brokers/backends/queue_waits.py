@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 Queue = TypeVar("Queue")
 
+COMPACT_FROM = 64
+"""Waits of one duration that are kept without a look at which of them still count."""
+
 
 @dataclass(slots=True)
 class _Waited:
@@ -73,9 +76,16 @@ class WaitLimits:
         self._wait_of = wait_of
         self._by_duration: dict[float, list[tuple[float, str]]] = {}
         """Heaps of jobs by the beginning of their wait: at any time, those of one duration expire in this order."""
+        self._most: dict[float, int] = {}
+        """The size at which a heap is compacted next; `COMPACT_FROM` if it was not yet."""
 
     def add(self, job_id: str, wait: Wait) -> None:
-        heapq.heappush(self._by_duration.setdefault(wait.wait_s, []), (wait.since, job_id))
+        heap = self._by_duration.setdefault(wait.wait_s, [])
+        heapq.heappush(heap, (wait.since, job_id))
+        if len(heap) > self._most.get(wait.wait_s, COMPACT_FROM):
+            heap[:] = {(since, job) for since, job in heap if self._wait_of(job) == (since, wait.wait_s)}
+            heapq.heapify(heap)
+            self._most[wait.wait_s] = max(COMPACT_FROM, 2 * len(heap))
 
     def next_expiry(self, last: float) -> float | None:
         """Return when the first wait expires; None: no job waits.
@@ -103,4 +113,5 @@ class WaitLimits:
                 return since
             heapq.heappop(heap)
         del self._by_duration[wait_s]
+        self._most.pop(wait_s, None)
         return None

@@ -50,6 +50,26 @@ def test_it_says_what_a_look_at_each_wait_would(steps: list[tuple[str, int, floa
         assert limits.next_expiry(last) == min(map(until, waits.values()), default=None)
 
 
+def test_waits_that_ended_behind_a_long_one_are_forgotten() -> None:
+    waits = {"first": Wait(0.0, 600.0)}
+    limits = WaitLimits(waits.get)
+    limits.add("first", waits["first"])
+    began = time.perf_counter()
+    for number in range(JOBS):
+        job_id, wait = f"job-{number}", Wait(number / 100, 600.0)
+        waits[job_id] = wait
+        limits.add(job_id, wait)
+        if number % 100:
+            del waits[job_id]
+    assert len(limits._by_duration[600.0]) < 4 * len(waits)
+    assert time.perf_counter() - began < 2.0, "it looks at all entries for each one"
+    assert limits.next_expiry(-math.inf) == 600.0
+    assert sorted(limits.take_expired(-math.inf, 1000.0)) == sorted(waits)
+    assert limits.next_expiry(-math.inf) is None
+    assert not limits._by_duration
+    assert not limits._most
+
+
 def test_the_next_deadline_costs_as_little_with_many_jobs_as_with_one() -> None:
     def seconds(jobs: int) -> float:
         handler = BackendRequestHandler(10.0)
