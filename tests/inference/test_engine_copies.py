@@ -19,6 +19,7 @@ from prorl_zmq.inference.checkpoint import DELTA, INDEX, read_ahead
 from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.hosting import engine_updates
 from prorl_zmq.inference.hosting.engine_updates import EngineUpdates
+from prorl_zmq.inference.relay.weights_relay import WeightsRelay
 from prorl_zmq.inference.weights.local_copy import LocalCopy
 from prorl_zmq.inference.weights.published_weights import PublishedWeights
 from prorl_zmq.inference.weights.version_chain import Content
@@ -110,6 +111,35 @@ def test_weights_that_were_not_fetched_are_fetched_by_the_load(policy: Policy, t
         assert len(engine.loaded) == 1
 
     with_folders(policy, tmp_path, test)
+
+
+def test_the_heartbeats_report_the_copy_without_a_relay_too(policy: Policy, tmp_path: Path) -> None:
+    async def main() -> None:
+        engine = FolderEngine(policy, write_checkpoint(tmp_path / "served", model(99)), reads_here=True)
+        copy, root = LocalCopy(tmp_path / "copy", None), tmp_path / "published"
+        relay = WeightsRelay(copy, None, "host", None)
+        updates = EngineUpdates(engine, copy.folder, copies_all=True, relay=relay)
+        with PublishedWeights(root, KINDS, threads=1) as published:
+            first, second = (
+                publish(published, weights, n).path for n, weights in ((1, model()), (2, step(model(), 1)))
+            )
+        assert updates.copy_state is not None
+        assert (updates.copy_state.version, updates.copy_state.size_bytes) == (None, 0)
+        await updates.update(WeightUpdate("f", "fetch", 1, str(first)))
+        assert updates.copy_state.version == 1
+        assert updates.copy_state.size_bytes > 0
+        await updates.update(WeightUpdate("l", "load", 2, str(second)))
+        assert updates.copy_state.version == 2
+        twin = EngineUpdates(engine, copy.folder, copies_all=True, relay=WeightsRelay(copy, None, "twin", None))
+        await updates.update(WeightUpdate("l", "load", 1, str(first)))
+        await twin.update(WeightUpdate("l", "load", 1, str(first)))
+        assert twin.copy_state is not None
+        assert twin.copy_state.version == 1
+        for one in (updates, twin):
+            await one.close()
+        await engine.close()
+
+    asyncio.run(main())
 
 
 SECOND = step(model(), 1, share=0.2)

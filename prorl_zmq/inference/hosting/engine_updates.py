@@ -243,6 +243,7 @@ class EngineUpdates:
             left_s = until - time.monotonic()
             fetched = await read_in_time(left_s, copy.fetch, path, wanted, until, late=RequestTimeout)
             read_bytes += fetched.read_bytes
+            await run_aside(self._note_copy, copy)
         elif self._engine.description.reads_here:
             with suppress(InvalidWeights):
                 read_bytes = await read_in_time(until - time.monotonic(), read_ahead, path, until)
@@ -278,6 +279,7 @@ class EngineUpdates:
                         hold = await read_in_time(left_s, copy.hold, path, wanted, until, late=RequestTimeout)
                         held.enter_context(hold)
                         path = copy.folder
+                        await run_aside(self._note_copy, copy)
                     loading = time.monotonic()
                     pause_s = await self._engine.update_weights(path, weight_version, mode)
                 load_s = time.monotonic() - loading
@@ -350,6 +352,13 @@ class EngineUpdates:
                 path=str(path),
             )
         return self._open_copy(self._copy_folder)
+
+    def _note_copy(self, copy: LocalCopy) -> None:
+        """Have the heartbeats report what the copy has, if they report something else."""
+        if self._relay is not None:
+            had, state = copy.had, self._relay.state
+            if had is None or (had.version, had.weights) != (state.version, state.weights):
+                self._relay.note_copy()
 
     def _open_copy(self, folder: Path) -> LocalCopy:
         try:
