@@ -29,6 +29,8 @@ INDEX = "model.safetensors.index.json"
 """Lists which file holds each tensor of a checkpoint in several files."""
 DELTA = "delta"
 """In the folder of a full version of weights: the same version as a difference to the one before."""
+DRAFT = "draft"
+"""In the folder of a version of weights: those of the draft model, a whole checkpoint."""
 NAMED_LIMIT = 3
 """Most tensors that a message names."""
 
@@ -134,6 +136,11 @@ def delta_of(path: Path) -> Path | None:
     if (path / DELTA).is_dir():
         return path / DELTA
     return path if index_metadata(path).get("delta_encoding") else None
+
+
+def draft_of(path: Path) -> Path | None:
+    """Return the folder of a version's draft model; None: it has none."""
+    return path / DRAFT if (path / DRAFT).is_dir() else None
 
 
 def lost_index(path: Path) -> bool:

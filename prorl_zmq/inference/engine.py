@@ -124,6 +124,8 @@ class EngineDescription:
     """The backend of vLLM's weight transfer that it was started with; empty: it is no `TransferEngine`."""
     transfer_ranks: int = 0
     """How many of its processes join a trainer's group."""
+    drafts: bool = False
+    """Whether it is a `DraftEngine`."""
 
 
 class Engine(Protocol):
@@ -240,6 +242,26 @@ class TransferEngine(Engine, Protocol):
 
         Raises:
             EngineFailed: the call failed.
+        """
+
+
+class DraftEngine(Engine, Protocol):
+    """An engine whose description has `drafts`: a draft model of its own proposes tokens, and takes new weights too."""
+
+    async def update_weights(
+        self, path: Path, weight_version: int, mode: UpdateMode, draft: Path | None = None
+    ) -> float | None:
+        """Do as `Engine.update_weights`; load in the same pause the folder `draft` into the draft model.
+
+        Args:
+            path: of the weights.
+            weight_version: their version.
+            mode: as in `begin_update`.
+            draft: of the draft model's weights, a checkpoint with its tensors; None: it keeps those that it has.
+
+        Raises:
+            InvalidWeights: one of the folders cannot be used; nothing has changed.
+            EngineFailed: as `Engine.update_weights`.
         """
 
 

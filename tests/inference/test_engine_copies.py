@@ -15,7 +15,7 @@ from msgspec.structs import replace as replace_field
 from support.weight_versions import KINDS, assert_same, model, publish, read_copy, step, write_checkpoint
 
 from prorl_zmq.errors import EngineFailed, InvalidWeights, RequestTimeout
-from prorl_zmq.inference.checkpoint import DELTA, INDEX, read_ahead
+from prorl_zmq.inference.checkpoint import DELTA, DRAFT, INDEX, read_ahead
 from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.hosting import engine_updates
 from prorl_zmq.inference.hosting.engine_updates import EngineUpdates
@@ -46,12 +46,17 @@ class FolderEngine(EmbeddedEngine):
         self._model = model
         self._reads_here = reads_here
         self.loaded: list[tuple[Path, int, Model]] = []
+        self.drafts: list[Path | None] = []
+        self.has_draft = False
 
     @property
     def description(self) -> EngineDescription:
-        return replace(super().description, model=str(self._model), reads_here=self._reads_here)
+        return replace(super().description, model=str(self._model), reads_here=self._reads_here, drafts=self.has_draft)
 
-    async def update_weights(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
+    async def update_weights(
+        self, path: Path, weight_version: int, mode: UpdateMode, draft: Path | None = None
+    ) -> None:
+        self.drafts.append(draft)
         self.loaded.append((path, weight_version, read_copy(path)))
 
 
@@ -140,6 +145,48 @@ def test_the_heartbeats_report_the_copy_without_a_relay_too(policy: Policy, tmp_
         await engine.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("copies_all", [True, False])
+def test_draft_weights_are_read_ahead_and_loaded_where_they_are(
+    policy: Policy, tmp_path: Path, copies_all: bool
+) -> None:
+    async def test(engine: FolderEngine, updates: EngineUpdates, root: Path) -> None:
+        engine.has_draft = True
+        with PublishedWeights(root, KINDS, threads=1) as published:
+            plain, drafted = (publish(published, VERSIONS[version], version).path for version in (1, 2))
+        write_checkpoint(drafted / DRAFT, model(5))
+        size_bytes = (drafted / DRAFT / "model.safetensors").stat().st_size
+        await updates.load(plain, Content(1), "keep")
+        for read_bytes in (await fetched(updates, drafted, 2), await fetched(updates, drafted, 2)):
+            assert read_bytes >= size_bytes
+        await updates.load(drafted, Content(2), "keep")
+        assert engine.drafts == [None, drafted / DRAFT]
+        assert engine.loaded[1][0] == tmp_path / "copy", "a delta comes by the copy"
+        assert_same(engine.loaded[1][2], VERSIONS[2])
+
+    with_folders(policy, tmp_path, test, copies_all=copies_all)
+
+
+async def fetched(updates: EngineUpdates, path: Path, version: int) -> int:
+    return (await updates.fetch(path, Content(version), 30.0)).read_bytes
+
+
+def test_an_engine_without_a_draft_model_says_once_that_it_ignores_its_weights(
+    policy: Policy, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(engine: FolderEngine, updates: EngineUpdates, root: Path) -> None:
+        for version in (1, 2):
+            path = write_checkpoint(root / str(version), VERSIONS[version])
+            write_checkpoint(path / DRAFT, model(5))
+            await updates.fetch(path, Content(version), 30.0)
+            await updates.load(path, Content(version), "keep")
+        assert engine.drafts == [None, None]
+        assert [one.getMessage() for one in caplog.records if DRAFT in one.getMessage()] == [
+            f"the engine ignores draft/ in {root / '1'}: it has no draft model that takes weights"
+        ]
+
+    with_folders(policy, tmp_path, test)
 
 
 SECOND = step(model(), 1, share=0.2)

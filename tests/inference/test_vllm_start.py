@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from prorl_zmq.errors import ConfigError
+from prorl_zmq.inference.vllm.vllm_draft import EXTENSION, extend_workers
 from prorl_zmq.inference.vllm.vllm_start import model_folder, start_async_llm
 
 if TYPE_CHECKING:
@@ -48,3 +50,18 @@ def test_folder_without(files: list[str], lacking: str, tmp_path: Path) -> None:
 def test_vllm_is_not_installed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="pip install vllm"):
         start_async_llm(str(tmp_path), [])
+
+
+@pytest.mark.parametrize(
+    ("speculative", "own", "expected"),
+    [
+        (None, "", ""),
+        ({"method": "ngram", "num_speculative_tokens": 2}, "", ""),
+        ({"model": "small"}, "", EXTENSION),
+        ({"model": "small"}, "mine.Extension", "mine.Extension"),
+    ],
+)
+def test_only_a_draft_model_extends_the_workers(speculative: Any, own: str, expected: str) -> None:
+    options = Namespace(speculative_config=speculative, worker_extension_cls=own)
+    extend_workers(options)
+    assert options.worker_extension_cls == expected

@@ -7,7 +7,8 @@ after its limit (the trainer died). There is one update at a time; calls that ch
 A `fetch` before a load brings the weights near while the engine generates. A load without it does it itself. There are
 two ways. Full versions are read where the trainer wrote them, ahead into the machine's page cache. Deltas, and with
 `copies_all` all versions, are put into a copy that all engines of the model on this host share (see `LocalCopy`).
-Versions of a trainer that shares no disk come to the copy by the relay (see `WeightsRelay`).
+Versions of a trainer that shares no disk come to the copy by the relay (see `WeightsRelay`). A draft model's weights
+are read where they are, in each case.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ import msgspec
 from ...errors import EngineFailed, InvalidWeights, RequestTimeout, UpdateInProgress, UpdateNotBegun
 from ...system.threads import run_aside
 from ...wire.messages.engines import UpdateTimes
-from ..checkpoint import INDEX, delta_of, index_metadata, lost_index, read_ahead, read_in_time
+from ..checkpoint import DRAFT, INDEX, delta_of, draft_of, index_metadata, lost_index, read_ahead, read_in_time
 from ..weights.version_chain import Content
 from .host_relay import local_copy
 
 if TYPE_CHECKING:
     from ...wire.messages.engines import UpdateMode, WeightUpdate
     from ...wire.messages.relay import CopyState, WeightRelay
-    from ..engine import Engine, TransferEngine
+    from ..engine import DraftEngine, Engine, TransferEngine
     from ..relay.weights_relay import WeightsRelay
     from ..weights.local_copy import LocalCopy
 
@@ -76,6 +77,8 @@ class EngineUpdates:
         self._copy_folder = copy if copies_all or engine.description.reads_here else None
         self._copies_all = copies_all
         self._relay = relay
+        self._draft_ignored = False
+        """Whether the log says so."""
         self._begun: _Begun | None = None
         self._one_change = asyncio.Lock()
         self._giving_up: set[asyncio.Task[None]] = set()
@@ -236,6 +239,7 @@ class EngineUpdates:
         limit_s *= ANSWER_SHARE
         began = time.monotonic()
         until = began + limit_s
+        draft = await self._draft_of(path, until)
         path, read_bytes = await self._bring(path, wanted, relay, until)
         left_s = until - time.monotonic()
         copy = await read_in_time(left_s, self._copy_for, path, wanted, relay, late=RequestTimeout)
@@ -247,6 +251,9 @@ class EngineUpdates:
         elif self._engine.description.reads_here:
             with suppress(InvalidWeights):
                 read_bytes = await read_in_time(until - time.monotonic(), read_ahead, path, until)
+        if draft is not None:
+            with suppress(InvalidWeights):
+                read_bytes += await read_in_time(until - time.monotonic(), read_ahead, draft, until)
         return UpdateTimes(time.monotonic() - began, read_bytes=read_bytes)
 
     async def load(
@@ -270,6 +277,7 @@ class EngineUpdates:
             fetching = time.monotonic()
             until = fetching + FETCH_S
             try:
+                draft = await self._draft_of(path, until)
                 path, _ = await self._bring(path, wanted, relay, until)
                 left_s = until - time.monotonic()
                 copy = await read_in_time(left_s, self._copy_for, path, wanted, relay, late=RequestTimeout)
@@ -281,7 +289,11 @@ class EngineUpdates:
                         path = copy.folder
                         await run_aside(self._note_copy, copy)
                     loading = time.monotonic()
-                    pause_s = await self._engine.update_weights(path, weight_version, mode)
+                    if draft is not None:
+                        engine = cast("DraftEngine", self._engine)
+                        pause_s = await engine.update_weights(path, weight_version, mode, draft)
+                    else:
+                        pause_s = await self._engine.update_weights(path, weight_version, mode)
                 load_s = time.monotonic() - loading
                 return UpdateTimes(loading - fetching, load_s, load_s if pause_s is None else pause_s)
             finally:
@@ -324,6 +336,18 @@ class EngineUpdates:
         left_s = until - time.monotonic()
         return await read_in_time(left_s, self._relay.bring, path, wanted, relay, until, late=RequestTimeout)
 
+    async def _draft_of(self, path: Path, until: float) -> Path | None:
+        """Return the weights of the engine's draft model in a version's folder; None: it is to load none."""
+        if not self._engine.description.drafts:
+            return None
+        return await read_in_time(until - time.monotonic(), draft_of, path, late=RequestTimeout)
+
+    def _note_draft(self, path: Path) -> None:
+        """Log once that the engine has no use for a version's draft weights."""
+        if not self._draft_ignored and not self._engine.description.drafts and draft_of(path) is not None:
+            self._draft_ignored = True
+            log.warning("the engine ignores %s/ in %s: it has no draft model that takes weights", DRAFT, path)
+
     def _copy_for(self, path: Path, wanted: Content, relay: WeightRelay | None) -> LocalCopy | None:
         """Return the copy through which the engine gets a version; None: it reads it where it is."""
         if wanted.weights and self._copy_folder is not None and self._copy_folder.is_dir():
@@ -336,6 +360,7 @@ class EngineUpdates:
                 "publisher wrote them, or the number was used again",
                 path=str(path),
             )
+        self._note_draft(path)
         if lost_index(path):
             raise InvalidWeights(
                 f"{path.name} is a delta without its index {INDEX}: it is not complete", path=str(path)

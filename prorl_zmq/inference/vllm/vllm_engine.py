@@ -23,15 +23,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
-import numpy as np
 
 from ...errors import EngineFailed, ProrlError
 from ...wire.messages.chat import ChatSettings
-from ...wire.messages.engines import VersionSpan
 from ..chat.loading import load_chat_format
 from ..checkpoint import check_checkpoint, no_cpu_updates, read_in_time
 from ..engine import (
-    FINISH_REASONS,
     NOTHING_MORE,
     PAUSES,
     EngineDescription,
@@ -42,19 +39,21 @@ from ..engine import (
     whole_span,
 )
 from ..kv_figures import KvMeter
-from ..prompt_logprobs import scores_by_rank
 from ..records import asked_records
 from .root_cause import root_cause
 from .vllm_adapters import VllmAdapters, lora_flags
+from .vllm_draft import load_draft
 from .vllm_kv_events import VllmKvEvents
 from .vllm_processes import Interrupted, interruptible, is_cpu_build, set_environment, shut_down, tailed_output
 from .vllm_records import VllmRecords
-from .vllm_start import downloaded_folder, model_folder, start_async_llm
+from .vllm_requests import generation_of, sampling_parameters, scores_of, scoring_parameters
+from .vllm_start import downloaded_folder, draft_folder, model_folder, start_async_llm
 from .vllm_transfer import VllmTransfer, transfer_backend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from ...config import LoraSlots
@@ -62,7 +61,6 @@ if TYPE_CHECKING:
     from ...wire.messages.engines import TransferCall, UpdateMode
     from ...wire.messages.jobs import Sampling
     from ..kv_figures import KvFigures
-    from ..records import Arrays
 
 CHECK_S = 60.0
 """Longest reading of a checkpoint's headers: a folder on a network may hang."""
@@ -75,7 +73,10 @@ BY_TEMPLATE = ChatSettings("transformers")
 
 
 class VllmEngine:
-    """Implements `engine.AdapterEngine`, `KvEngine` and `TransferEngine` with vLLM; made by `start`, on its loop."""
+    """Implements `engine.AdapterEngine`, `DraftEngine`, `KvEngine` and `TransferEngine` with vLLM.
+
+    It is made by `start`, on its loop.
+    """
 
     def __init__(
         self,
@@ -85,6 +86,7 @@ class VllmEngine:
         weight_version: int,
         lora: LoraSlots | None,
         meter: KvMeter,
+        draft: Path | None = None,
         events: VllmKvEvents | None = None,
     ) -> None:
         self._llm = llm
@@ -94,6 +96,7 @@ class VllmEngine:
         self._no_updates = no_cpu_updates(description.model) if is_mixture and is_cpu_build() else ""
         """Why it takes no new weights; empty: it takes them."""
         self._model = model
+        self._draft_model = draft
         self._description = description
         self._weight_version = weight_version
         self._running: set[str] = set()
@@ -147,7 +150,7 @@ class VllmEngine:
             try:
                 with interruptible():
                     llm = start_async_llm(name, [*lora_flags(lora, folder), *arguments], meter, events)
-                    kept = folder or downloaded_folder(llm)
+                    kept, draft = folder or downloaded_folder(llm.vllm_config.model_config), draft_folder(llm)
             except ProrlError:
                 raise
             except Interrupted:
@@ -155,12 +158,12 @@ class VllmEngine:
             except Exception as error:
                 cause = root_cause(f"{tail.text()}\n{''.join(traceback.format_exception(error))}")
                 raise EngineFailed(f"vLLM could not start with {name}: {cause or repr(error)}") from error
-        description = _description(llm.vllm_config, name, chat, lora)
+        description = replace(_description(llm.vllm_config, name, chat, lora), drafts=draft is not None)
         if lora is not None and folder is None and is_cpu_build():  # see `lora_flags`
             description = replace(description, scores=False)
         if events is not None:
             description = replace(description, kv_events=events.source(llm.vllm_config))
-        engine = cls(llm, kept, description, weight_version, lora, meter, events)
+        engine = cls(llm, kept, description, weight_version, lora, meter, draft, events)
         try:
             await llm.update_weight_version(str(weight_version))
             await engine._adapters.load_neutral()
@@ -193,9 +196,9 @@ class VllmEngine:
         asked = asked_records(wanted, len(token_ids), sampling, self._description)
         adapter = self._adapters.request(wanted.adapter)
         room = self._description.context_tokens - len(token_ids)
-        parameters = _sampling_parameters(sampling, stop_token_ids, room, self._records.parameters(asked, wanted))
+        parameters = sampling_parameters(sampling, stop_token_ids, room, self._records.parameters(asked, wanted))
         final = await self._output(token_ids, parameters, job_id, adapter)
-        done = _generation(final, self._records.arrays(final.outputs[0], asked, wanted, len(token_ids)))
+        done = generation_of(final, self._records.arrays(final.outputs[0], asked, wanted, len(token_ids)))
         if wanted.adapter is None:
             return done
         return replace(done, spans=whole_span(len(done.token_ids), wanted.adapter[1]))
@@ -203,7 +206,7 @@ class VllmEngine:
     async def score(
         self, token_ids: NDArray[np.int32], top: int, job_id: str, adapter: tuple[str, int] | None = None
     ) -> Scores:
-        parameters, lora = _scoring_parameters(top), self._adapters.request(adapter)
+        parameters, lora = scoring_parameters(top), self._adapters.request(adapter)
         while True:
             self._check_open()
             check_scored(token_ids, top, self._description)
@@ -211,7 +214,7 @@ class VllmEngine:
             # Otherwise new weights came meanwhile; vLLM begins the next request with them.
             if output.outputs[0].finish_reason != "abort" and version == self._weight_version:
                 scored = version if adapter is None else adapter[1]
-                return replace(_scores(output.prompt_logprobs, token_ids, top), weight_version=scored)
+                return replace(scores_of(output.prompt_logprobs, token_ids, top), weight_version=scored)
 
     async def _output(self, token_ids: NDArray[np.int32], parameters: Any, job_id: str, adapter: Any) -> Any:
         """Return vLLM's answer to one request."""
@@ -259,15 +262,17 @@ class VllmEngine:
                     self._transfer.changed = False
                 await self._resume()
 
-    async def update_weights(self, path: Path, weight_version: int, mode: UpdateMode) -> float:
-        """Serve the weights in the folder `path` from the next token on; see `Engine.update_weights`.
+    async def update_weights(
+        self, path: Path, weight_version: int, mode: UpdateMode, draft: Path | None = None
+    ) -> float:
+        """Serve the weights in the folder `path` from the next token on; see `DraftEngine.update_weights`.
 
         Raises:
             InvalidWeights: they cannot be used; nothing has changed.
             EngineFailed: the model is a mixture on vLLM's CPU build (`refused=True`); or vLLM failed during the update,
                 and is lost (`fatal=True`).
         """
-        update = asyncio.create_task(self._update(path, weight_version, mode), name="update weights")
+        update = asyncio.create_task(self._update(path, weight_version, mode, draft), name="update weights")
         self._updates.add(update)
         update.add_done_callback(self._updated)
         return await asyncio.shield(update)
@@ -313,17 +318,20 @@ class VllmEngine:
 
     # Updates ----------------------------------------------------------------------------------------------------------
 
-    async def _update(self, path: Path, weight_version: int, mode: UpdateMode) -> float:
+    async def _update(self, path: Path, weight_version: int, mode: UpdateMode, draft: Path | None) -> float:
         async with self._updating:
             try:
                 self._check_updatable()
                 await self._check_weights(None)
                 await read_in_time(CHECK_S, check_checkpoint, path, self._model)
+                if draft is not None:
+                    assert self._draft_model is not None, "the description has `drafts`"
+                    await read_in_time(CHECK_S, check_checkpoint, draft, self._draft_model)
                 self._check_open()
                 began = time.monotonic()
                 with self._translated():
                     await self._pause(mode)
-                    await self._load(path, weight_version)
+                    await self._load(path, weight_version, draft)
             finally:
                 with self._translated():
                     await self._resume()
@@ -345,10 +353,12 @@ class VllmEngine:
                 ) from None
             raise
 
-    async def _load(self, path: Path, weight_version: int) -> None:
+    async def _load(self, path: Path, weight_version: int, draft: Path | None) -> None:
         try:
             async with asyncio.timeout(RELOAD_S):
                 await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(path)})
+                if draft is not None:
+                    await load_draft(self._llm, draft)
                 await self._llm.update_weight_version(str(weight_version))
         except BaseException as error:
             # No caller may get a token from a mixture of old and new weights.
@@ -435,67 +445,4 @@ def _description(config: Any, model: str, chat: ChatSettings, lora: LoraSlots | 
         kv=True,
         transfer=transfer_backend(config),
         transfer_ranks=config.parallel_config.world_size_across_dp,
-    )
-
-
-def _sampling_parameters(sampling: Sampling, stop_token_ids: Sequence[int], room: int, records: dict[str, int]) -> Any:
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    return SamplingParams(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        seed=sampling.seed,
-        max_tokens=min(sampling.max_tokens, room),
-        stop=list(sampling.stop),
-        stop_token_ids=list(stop_token_ids),
-        ignore_eos=True,
-        flat_logprobs=True,
-        detokenize=bool(sampling.stop),
-        skip_special_tokens=False,  # a stop text may be in one
-        output_kind=RequestOutputKind.FINAL_ONLY,
-        **records,  # `logprobs` is 0 if only those of the drawn tokens are asked for
-    )
-
-
-def _scoring_parameters(top: int) -> Any:
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    return SamplingParams(
-        temperature=0.0,
-        max_tokens=1,
-        prompt_logprobs=top,
-        flat_logprobs=True,
-        detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
-
-
-def _scores(flat: Any, token_ids: NDArray[np.int32], top: int) -> Scores:
-    if flat is None or len(flat) != len(token_ids):
-        raise EngineFailed("vLLM gave no log-probs of the text")
-    counts = [end - start for start, end in zip(flat.start_indices[1:], flat.end_indices[1:], strict=True)]
-    return scores_by_rank(token_ids, top, counts, (flat.token_ids, flat.logprobs, flat.ranks))
-
-
-def _generation(output: Any, records: Arrays) -> Generation:
-    completion = output.outputs[0]
-    finish_reason = FINISH_REASONS.get(completion.finish_reason)
-    if finish_reason is None:
-        raise EngineFailed(f"vLLM ended a turn with {completion.finish_reason}: {completion.stop_reason}")
-    # Flat: all log-probs of all positions in one list; if a position has several, the drawn token's comes first.
-    flat = completion.logprobs
-    logprobs = np.array(flat.logprobs, np.float32)
-    if len(logprobs) != len(flat):
-        logprobs = logprobs[flat.start_indices]
-    return Generation(
-        np.array(completion.token_ids, np.int32),
-        logprobs,
-        tuple(VersionSpan(int(span.version), span.start, span.end) for span in completion.weight_versions or ()),
-        finish_reason,
-        output.num_cached_tokens or 0,
-        records,
     )

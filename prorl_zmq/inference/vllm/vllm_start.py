@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...data.scores import SCORES_TOP_LIMIT
 from ...errors import ConfigError
+from .vllm_draft import extend_workers, takes_draft
 from .vllm_kv_logger import kv_logger
 from .vllm_processes import bind_to_cores, is_cpu_build
 
@@ -48,11 +49,18 @@ def model_folder(model: str) -> Path | None:
     return folder
 
 
-def downloaded_folder(llm: Any) -> Path:
+def downloaded_folder(config: Any) -> Path:
+    """Return the folder of a model that vLLM has loaded, by its `ModelConfig`."""
     from huggingface_hub import snapshot_download
 
-    config = llm.vllm_config.model_config
+    if Path(config.model).is_dir():
+        return Path(config.model).absolute()
     return Path(snapshot_download(config.model, revision=config.revision, local_files_only=True))
+
+
+def draft_folder(llm: Any) -> Path | None:
+    """Return the folder of the draft model whose weights can be replaced; None: there is none."""
+    return downloaded_folder(llm.vllm_config.speculative_config.draft_model_config) if takes_draft(llm) else None
 
 
 def start_async_llm(
@@ -105,6 +113,7 @@ def start_async_llm(
         raise ConfigError(f"the model is given twice: {model} and {options.model}", key="vllm")
     if options.logprobs_mode not in ("processed_logprobs", "raw_logprobs"):
         raise ConfigError(f"--logprobs-mode {options.logprobs_mode} does not give log-probs", key="vllm")
+    extend_workers(options)
     asked = AsyncEngineArgs.from_cli_args(options)
     if events is not None:
         events.ask_for(asked)
