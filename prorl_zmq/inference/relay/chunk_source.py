@@ -29,6 +29,8 @@ SILENCE_S = 5.0
 """After this time without a word a source is left. A stopped process is disconnected earlier, by the heartbeats."""
 STALL_S = 30.0
 """After this time without a chunk it is left, although it asks for patience."""
+ROUND_S = 0.2
+"""The pause after all sources were left without a chunk."""
 MESSAGES_LIMIT = 2 * CREDIT
 """Most messages that are taken between two looks at the deadline, and that wait in the memory."""
 LOOK_MS = 100
@@ -61,6 +63,8 @@ class ChunkSource:
         self._order = SourceOrder(len(sources))
         self._connection: Handshake | None = None
         self._heard = self._fed = 0.0
+        self._barren = 0
+        """How many were left since a chunk came."""
         self.fed_by: dict[str, int] = {}
         """The bytes that each source gave."""
 
@@ -119,6 +123,10 @@ class ChunkSource:
                 plan.left()
                 self._order.leave(lied=lied, lacks=lacks)
                 self._disconnect()
+                self._barren += 1
+                if self._barren >= len(self._sources):
+                    self._barren = 0
+                    time.sleep(ROUND_S)
 
     def leave_liar(self, problem: str) -> None:
         """Never again ask the source that was asked last: what it gave is wrong as a whole."""
@@ -158,7 +166,7 @@ class ChunkSource:
             if not take(key, frames[3]):
                 return f"gave wrong bytes of chunk {ask.chunk} of file {ask.file}: it is not asked again", True, False
             plan.came(key)
-            self._fed = now
+            self._fed, self._barren = now, 0
             self.fed_by[source.name] = self.fed_by.get(source.name, 0) + len(frames[3])
             return "", False, False
         while events is not None and events.poll(0):
