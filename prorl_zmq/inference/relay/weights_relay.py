@@ -81,7 +81,7 @@ class WeightsRelay:
         """The index of the version that was asked for last: an older one is given up."""
         self._state_lock = Lock()
         source = WeightSource(name, server.endpoint, server.curve_key) if server is not None else None
-        place = sha256(f"{_machine()} {copy.folder}".encode()).hexdigest()
+        place = sha256(f"{_machine()} {_disk(copy.folder)}".encode()).hexdigest()
         self.state = CopyState(place, str(copy.folder), source)
         """For the heartbeats."""
         self.note_copy()
@@ -380,3 +380,12 @@ def _machine() -> str:
     with suppress(OSError):
         return BOOT_ID.read_text().strip()
     return "unknown"
+
+
+def _disk(folder: Path) -> str:
+    """Identify a folder, which is made: containers of one machine may have other disks under the same path."""
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        stat = folder.stat()
+        return f"{stat.st_dev}:{stat.st_ino}"
+    return str(folder)

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -24,6 +25,8 @@ from prorl_zmq.inference.relay import offered_copy, offered_folder
 from prorl_zmq.inference.relay.chunk_server import ChunkServer
 from prorl_zmq.inference.relay.chunk_source import ChunkSource, check_deadline
 from prorl_zmq.inference.relay.offered_folder import offered_version
+from prorl_zmq.inference.relay.weights_relay import WeightsRelay
+from prorl_zmq.inference.weights.local_copy import LocalCopy
 from prorl_zmq.inference.weights.published_weights import PublishedWeights
 from prorl_zmq.inference.weights.version_folder import version_path, write_aside
 from prorl_zmq.wire import codec
@@ -105,11 +108,11 @@ def test_an_answer_about_a_copy_that_changed_meanwhile(world: World) -> None:
     written = world.written[1]
     server = ChunkServer(f"ipc://{world.folder}/s.w", None, find_copy=find_copy)
     try:
-        with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-            socket.linger = 0
-            socket.connect(server.endpoint)
-            socket.send_multipart([b"", codec.encode(ChunkAsk(written.weights, COPY_FILE, 0))])
-            while (answer := socket.recv_multipart())[1] == WAIT:
+        with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+            dealer.linger = 0
+            dealer.connect(server.endpoint)
+            dealer.send_multipart([b"", codec.encode(ChunkAsk(written.weights, COPY_FILE, 0))])
+            while (answer := dealer.recv_multipart())[1] == WAIT:
                 pass
         assert answer[3] == (written.path / INDEX).read_bytes()
     finally:
@@ -227,3 +230,43 @@ def test_a_copy_that_cannot_be_written(world: World, is_served: bool, monkeypatc
                 world.bring(late, version, liar.source)
     finally:
         liar.close()
+
+
+def test_folders_of_other_disks_are_other_places(world: World) -> None:
+    """Containers of one machine may have other disks under the same path; a link is the same folder."""
+    first, second = world.host(), world.host()
+    assert first.relay.state.place != second.relay.state.place
+    link = world.folder / "link"
+    link.symlink_to(first.copy.folder)
+    twin = WeightsRelay(LocalCopy(link, None), None, "twin", None)
+    assert twin.state.place == first.relay.state.place
+    link.unlink()
+    link.symlink_to(second.copy.folder)
+    other = WeightsRelay(LocalCopy(link, None), None, "other", None)
+    assert other.state.place == second.relay.state.place
+
+
+def test_sources_that_close_at_once_are_asked_at_intervals() -> None:
+    """A port that another service has."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.1)
+        until = time.monotonic() + 1.5
+        sources = (WeightSource("closes", f"tcp://127.0.0.1:{server.getsockname()[1]}"),)
+
+        def accept() -> int:
+            accepted = 0
+            while time.monotonic() < until:
+                with suppress(TimeoutError):
+                    server.accept()[0].close()
+                    accepted += 1
+            return accepted
+
+        with ThreadPoolExecutor(1) as pool, zmq.Context() as context:
+            accepting = pool.submit(accept)
+            with (
+                ChunkSource(context, None, sources, lambda: check_deadline(until)) as source,
+                pytest.raises(RequestTimeout),
+            ):
+                source.fetch([("0" * 64, 0, 0)], lambda *_: False)
+            connections = accepting.result()
+    assert 2 <= connections < 30
