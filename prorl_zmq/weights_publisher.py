@@ -118,7 +118,7 @@ class WeightsPublisher:
             one is rank 0; it is called for each update. None: one of vLLM's backend `nccl`.
 
     Raises:
-        InvalidEndpoint, EndpointInUse: `relay` cannot be bound.
+        InvalidEndpoint, EndpointInUse: `relay` cannot be bound, or needs keys that the client does not have.
         ConfigError: another publisher uses the folder, another account could write to it, a rank has a client that
             should not, or lacks one, or a library for deltas is missing.
         InvalidWeights: `served` has no safetensors files, or one cannot be read.
@@ -191,9 +191,12 @@ class WeightsPublisher:
             self._versions = PublishedWeights(self._folder, self._served)
         if relay:
             from .inference.relay.publisher_relay import PublisherRelay
+            from .inference.relay.relay_address import check_relay_address, warn_of_unreached
 
             backends = self._client.backends
             try:
+                check_relay_address(relay, has_keys=backends.keyring is not None)
+                warn_of_unreached(relay, [one.backend for one in backends.list()])
                 self._relay = PublisherRelay(self._folder, relay, backends.keyring, backends.ask)
             except BaseException:
                 self.close()

@@ -138,7 +138,7 @@ BUDGET = {
     "tools.sessions": 2250,
     "trackers": 1000,
     "watching": 750,
-    "weights_publisher": 450,
+    "weights_publisher": 500,
     "wire": 4200,
 }
 """Lines that the files of a room may have together; lowered as it shrinks."""
@@ -152,6 +152,7 @@ STAND_ALONE = {
     "prorl_zmq.client.blocking.endpoint",
     "prorl_zmq.client.blocking.views",
     "prorl_zmq.client.blocking.weights",
+    "prorl_zmq.inference.relay.relay_address",
     "prorl_zmq.inference.vllm.vllm_kv_logger",
     "prorl_zmq.integrations.skyrl",
     "prorl_zmq.integrations.trl.on_cpu",

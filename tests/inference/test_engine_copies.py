@@ -24,6 +24,7 @@ from prorl_zmq.inference.weights.local_copy import LocalCopy
 from prorl_zmq.inference.weights.published_weights import PublishedWeights
 from prorl_zmq.inference.weights.version_chain import Content
 from prorl_zmq.wire.messages.engines import WeightUpdate
+from prorl_zmq.wire.messages.relay import WeightRelay, WeightSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -187,6 +188,22 @@ def test_an_engine_without_a_draft_model_says_once_that_it_ignores_its_weights(
         ]
 
     with_folders(policy, tmp_path, test)
+
+
+def test_a_relay_that_is_not_reached_is_named(policy: Policy, tmp_path: Path) -> None:
+    async def main() -> None:
+        engine = FolderEngine(policy, write_checkpoint(tmp_path / "served", model(99)), reads_here=True)
+        copy = LocalCopy(tmp_path / "copy", None)
+        relay = WeightsRelay(copy, None, "host", None)
+        updates = EngineUpdates(engine, copy.folder, copies_all=True, relay=relay)
+        source = WeightSource("trainer", f"ipc://{tmp_path}/gone")
+        fetch = WeightUpdate("f", "fetch", 2, "/elsewhere", digest="a" * 64, relay=WeightRelay("b" * 64, (source,)))
+        with pytest.raises(RequestTimeout, match=r"this host asked trainer at ipc://.*/gone\. If it does not reach"):
+            await updates.update(replace_field(fetch, timeout_s=0.3))
+        await updates.close()
+        await engine.close()
+
+    asyncio.run(main())
 
 
 SECOND = step(model(), 1, share=0.2)

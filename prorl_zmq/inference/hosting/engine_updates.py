@@ -41,6 +41,8 @@ FETCH_S = 600.0
 """Longest copying of weights by a load, in seconds: of those that were not fetched before."""
 ANSWER_SHARE = 0.8
 """Of the time for a fetch, after which a host answers."""
+ASKED_NAMED = 4
+"""Most sources of a relay that an error names."""
 AGAIN_S = 10.0
 """Seconds between two tries to resume an engine whose trainer died."""
 
@@ -334,7 +336,15 @@ class EngineUpdates:
                 path=str(path),
             )
         left_s = until - time.monotonic()
-        return await read_in_time(left_s, self._relay.bring, path, wanted, relay, until, late=RequestTimeout)
+        try:
+            return await read_in_time(left_s, self._relay.bring, path, wanted, relay, until, late=RequestTimeout)
+        except RequestTimeout as error:
+            asked = ", ".join(f"{one.name} at {one.endpoint}" for one in relay.sources[-ASKED_NAMED:])
+            message = (
+                f"weights {wanted.version} did not come in time ({error.message}); this host asked {asked}. If it does "
+                "not reach the trainer there, give the `relay` of `WeightsPublisher` an address that it reaches"
+            )
+            raise RequestTimeout(message, path=str(path)) from error
 
     async def _draft_of(self, path: Path, until: float) -> Path | None:
         """Return the weights of the engine's draft model in a version's folder; None: it is to load none."""
