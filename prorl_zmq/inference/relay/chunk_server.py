@@ -24,7 +24,7 @@ from ...security.rights import Listener
 from ...security.zap_authenticator import ZapAuthenticator
 from ...wire import codec
 from ...wire.messages.base import MAX_FRAMES
-from ...wire.messages.relay import COPY_FILE, DATA, GONE, WAIT, WAIT_S, ChunkAsk
+from ...wire.messages.relay import COPY_FILE, DATA, GONE, INDEX_FILE, WAIT, WAIT_S, ChunkAsk
 from ...wire.sockets import COPY_LIMIT_BYTES, NOBLOCK, open_socket
 from .chunk_plan import CREDIT
 
@@ -39,6 +39,8 @@ OUT_LIMIT = 32
 """Most chunks on their way: 128 MiB."""
 PEERS_LIMIT = 1024
 """Most connections with open asks; asks of others are dropped."""
+COPIES_LIMIT = 64
+"""Most contents of which it is remembered whether the copy has them."""
 ASK_LIMIT_BYTES = 4096
 UNKNOWN_S = 3.0
 """How long an ask for an unknown folder stays open: a host may hear of a version a little before its parent."""
@@ -92,14 +94,16 @@ class ChunkServer:
         self._lock = Lock()
         """Of the three that follow."""
         self._offered: dict[str, OfferedFolder] = {}
-        self._finding: set[str] = set()
-        """The contents of which the copy is looked at."""
+        self._is_finding = False
+        """A thread looks at the copy."""
         self._copies: dict[str, OfferedFolder | None] = {}
         """The copy, by the contents that were asked for; None: it has another. A new table for each change of it."""
         self._pending: dict[bytes, dict[bytes, tuple[ChunkAsk, float]]] = {}
         """The open asks of each connection, with the times at which they came."""
         self._out: deque[tuple[bytes, zmq.MessageTracker]] = deque()
         self._out_of: Counter[bytes] = Counter()
+        self._warned = ""
+        """The last warning, which is not repeated."""
         self._waited_at = 0.0
         self._closing = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -201,12 +205,16 @@ class ChunkServer:
             folder = self._offered.get(ask.folder)
         if folder is None:
             return None if ask.patient and now < since + UNKNOWN_S else b""
+        if ask.file != INDEX_FILE and not folder.has_chunk(ask.file, ask.chunk):
+            return b""
         try:
             data = folder.read(ask.file, ask.chunk)
         except RequestTimeout:
             return None  # the copy is locked
         except (OSError, ValueError, ProrlError) as error:
-            log.warning("a chunk of weights is not served: %s", error)
+            if str(error) != self._warned:
+                self._warned = str(error)
+                log.warning("a chunk of weights is not served: %s", error)
             return b""
         return b"" if data is None and not folder.is_open else data
 
@@ -216,8 +224,8 @@ class ChunkServer:
             if weights in self._copies or self._find_copy is None:
                 known = self._copies.get(weights)
                 return known.index if known is not None else b""
-            if weights not in self._finding:
-                self._finding.add(weights)
+            if not self._is_finding:
+                self._is_finding = True
                 Thread(target=self._look_for_copy, args=(weights,), name="index of weights", daemon=True).start()
         return None
 
@@ -233,7 +241,9 @@ class ChunkServer:
         except (OSError, ProrlError) as error:
             log.info("the copy of weights is not served: %s", error)
         with self._lock:
-            self._finding.discard(weights)
+            self._is_finding = False
+            while len(self._copies) >= COPIES_LIMIT:
+                del self._copies[next(iter(self._copies))]
             if folder is not None:
                 self._copies[weights] = self._offered[folder.digest] = folder
             elif is_known:

@@ -78,6 +78,10 @@ class OfferedFolder:
             raise version.invalid("is larger than any model")
         return sorted(files.items())
 
+    def has_chunk(self, file: int, chunk: int) -> bool:
+        """Return whether the index has a chunk of these numbers, which are not negative."""
+        return file < len(self.files) and chunk < len(self.files[file][1].chunks)
+
     def length(self, file: int, chunk: int) -> int:
         """Return the length of a chunk."""
         return min(CHUNK_BYTES, self.files[file][1].size_bytes - chunk * CHUNK_BYTES)
@@ -106,7 +110,7 @@ class OfferedFolder:
             self._seen = seen
 
     def read(self, file: int, chunk: int) -> bytes | None:
-        """Return a chunk, or the index; None: it is not there.
+        """Return a chunk that the index has, or the index; None: it is not there.
 
         Raises:
             OSError, InvalidWeights: the folder is not as it was.
@@ -114,8 +118,6 @@ class OfferedFolder:
         """
         if file == INDEX_FILE:
             return self.index
-        if not 0 <= file < len(self.files) or chunk >= len(self.files[file][1].chunks):
-            raise self.version.invalid(f"has no chunk {chunk} of a file {file}")
         if self._have is not None and (file, chunk) not in self._have:
             return None
         with ExitStack() as stack:

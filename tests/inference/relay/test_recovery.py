@@ -21,7 +21,7 @@ from support.weight_versions import KINDS, model, publish
 
 from prorl_zmq.errors import EngineFailed, InvalidWeights, RequestTimeout
 from prorl_zmq.inference.checkpoint import INDEX, read_index
-from prorl_zmq.inference.relay import offered_copy, offered_folder
+from prorl_zmq.inference.relay import chunk_server, offered_copy, offered_folder
 from prorl_zmq.inference.relay.chunk_server import ChunkServer
 from prorl_zmq.inference.relay.chunk_source import ChunkSource, check_deadline
 from prorl_zmq.inference.relay.offered_folder import offered_version
@@ -270,3 +270,23 @@ def test_sources_that_close_at_once_are_asked_at_intervals() -> None:
                 source.fetch([("0" * 64, 0, 0)], lambda *_: False)
             connections = accepting.result()
     assert 2 <= connections < 30
+
+
+def test_asks_for_what_is_not_there_fill_neither_memory_nor_log(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    host, version = world.host(), world.publish()
+    world.bring(host, version)
+    index = world.relays[version].index
+    (file,) = incoming(host, version).glob("*.safetensors")
+    file.unlink()
+    asks = [ChunkAsk(f"{number:064x}", COPY_FILE, 0) for number in range(2 * chunk_server.COPIES_LIMIT)]
+    asks += [ChunkAsk(index, 0, chunk) for chunk in (0, 1, 2, 10**6, 10**6 + 1)]
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        dealer.connect(host.source.endpoint)
+        for ask in asks:
+            dealer.send_multipart([b"", codec.encode(ask)])
+            while (answer := dealer.recv_multipart())[1] == WAIT:
+                pass
+            assert answer[1] == GONE
+    assert len(host.server._copies) <= chunk_server.COPIES_LIMIT
+    assert [line.levelname for line in caplog.records].count("WARNING") == 1
