@@ -71,6 +71,7 @@ OF_PATH = {
     "tests/inference/http/test_probe.py": PROCESS,
     "tests/inference/http/test_real_vllm.py": PROOF,
     "tests/inference/http/test_turn_parser.py": PROCESS,
+    "tests/inference/relay/test_keys.py": PROCESS,
     "tests/inference/relay/test_recovery.py": PROCESS,
     "tests/inference/relay/test_weights_relay.py": PROCESS,
     "tests/inference/test_chat_loading.py::test_who_needs_no_chat_format_loads_none": PROCESS,

@@ -30,7 +30,7 @@ SILENCE_S = 5.0
 STALL_S = 30.0
 """After this time without a chunk it is left, although it asks for patience."""
 ROUND_S = 0.2
-"""The pause after all sources were left without a chunk."""
+"""The pause after all sources fell silent without a chunk."""
 MESSAGES_LIMIT = 2 * CREDIT
 """Most messages that are taken between two looks at the deadline, and that wait in the memory."""
 LOOK_MS = 100
@@ -64,7 +64,7 @@ class ChunkSource:
         self._connection: Handshake | None = None
         self._heard = self._fed = 0.0
         self._barren = 0
-        """How many were left since a chunk came."""
+        """How many fell silent since a chunk came."""
         self.fed_by: dict[str, int] = {}
         """The bytes that each source gave."""
 
@@ -123,7 +123,7 @@ class ChunkSource:
                 plan.left()
                 self._order.leave(lied=lied, lacks=lacks)
                 self._disconnect()
-                self._barren += 1
+                self._barren += not (lied or lacks)  # else it is not asked again
                 if self._barren >= len(self._sources):
                     self._barren = 0
                     time.sleep(ROUND_S)
