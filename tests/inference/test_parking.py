@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 
 import pytest
@@ -154,3 +155,18 @@ def test_every_turn_goes_on_once_and_in_time_and_at_most_half_wait(steps: list[t
             assert [waiting[turn][1] for turn in going] == sorted(waiting.pop(turn)[1] for turn in going)
             assert all(now < since + PARK_S for since, _ in waiting.values())
         assert len(parking) == len(waiting)
+        for began in range(-1, 11):
+            tokens = sum(one.tokens for one in parking._rollouts.values() if one.began <= began)
+            assert parking._fits(float(began)) == (tokens <= parking._capacity)
+
+
+def test_thousands_of_parked_turns_cost_little() -> None:
+    parking, began = Parking[int](), time.process_time()
+    for number in range(8_000):
+        if number == 4_000:
+            parking.update(TIGHT, 8_000, 0.0)
+        parking.hold(number, number, float(number), 400, 0.0)
+    assert len(parking) == 4_000
+    for now in range(5):
+        assert parking.update(TIGHT, 8_000, float(now)) == []
+    assert time.process_time() - began < 1.0, "each turn was compared with all rollouts"

@@ -31,6 +31,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
@@ -74,6 +75,12 @@ class Parking(Generic[Turn]):
         self._parked: dict[Turn, _Parked] = {}
         self._capacity = 0.0
         self._is_tight = False
+        self._first_out = math.inf
+        """When the oldest group began that does not fit into the cache with those before it; inf: all fit."""
+        self._fitting = 0
+        """The tokens of the groups before it."""
+        self._is_counted = False
+        """Whether these two are of now."""
         self._valid_at = -math.inf
         """The time of the last valid report."""
 
@@ -90,8 +97,10 @@ class Parking(Generic[Turn]):
             tokens: of its prompt.
             now: the time in seconds, which never decreases.
         """
-        self._rollouts[job_id] = _Rollout(began, tokens, now)
+        before, rollout = self._rollouts.get(job_id), _Rollout(began, tokens, now)
+        self._rollouts[job_id] = rollout
         self._rollouts.move_to_end(job_id)
+        self._count(before, rollout)
         if 2 * (len(self._parked) + 1) > len(self._rollouts):
             return False
         if self._is_tight:
@@ -118,6 +127,7 @@ class Parking(Generic[Turn]):
             if next(iter(self._rollouts.values())).at + HEARD_S > now:
                 break
             self._rollouts.popitem(last=False)
+        self._is_counted = False
         free = -math.inf
         if report is not None and report.is_valid:
             self._valid_at, self._capacity = now, report.capacity_tokens
@@ -137,4 +147,23 @@ class Parking(Generic[Turn]):
 
     def _fits(self, began: float) -> bool:
         """Return whether the contexts of all groups up to this one fit into the cache."""
-        return sum(one.tokens for one in self._rollouts.values() if one.began <= began) <= self._capacity
+        if not self._is_counted:
+            self._is_counted, self._fitting, self._first_out = True, 0, math.inf
+            for group, rollouts in groupby(sorted(self._rollouts.values()), key=lambda one: one.began):
+                tokens = sum(one.tokens for one in rollouts)
+                if self._fitting + tokens > self._capacity:
+                    self._first_out = group
+                    break
+                self._fitting += tokens
+        return began < self._first_out
+
+    def _count(self, before: _Rollout | None, now: _Rollout) -> None:
+        """Follow the change of one rollout without a look at the others, unless other groups fit because of it."""
+        out = self._first_out
+        if now.began > out and (before is None or before.began > out):
+            return
+        more = now.tokens - (before.tokens if before is not None else 0)
+        if now.began < out and (before is None or before.began < out) and 0 <= more <= self._capacity - self._fitting:
+            self._fitting += more
+        else:
+            self._is_counted = False
