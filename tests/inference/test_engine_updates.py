@@ -16,6 +16,7 @@ from prorl_zmq.inference.hosting import engine_updates
 from prorl_zmq.inference.hosting.engine_updates import EngineUpdates
 from prorl_zmq.inference.weights.version_chain import Content
 from prorl_zmq.wire.messages.jobs import Sampling
+from prorl_zmq.wire.messages.relay import WeightRelay
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,6 +116,18 @@ def test_a_begun_update_may_be_ended_by_a_load(
         assert spans(await one.generate()) == [(5, 0, 200)]
         with pytest.raises(UpdateNotBegun):
             await one.updates.end(6)
+
+    run(policy, test)
+
+
+def test_a_load_that_never_reached_the_engine_ends_the_update(policy: Policy, tmp_path: Path) -> None:
+    async def test(one: Engine) -> None:
+        running = await one.generating()
+        await one.updates.begin(5, "keep", LONG_S)
+        relay = WeightRelay("0" * 64, ())
+        with pytest.raises(InvalidWeights, match="shares no disk"):
+            await one.updates.load(tmp_path, Content(5), "keep", relay)
+        assert spans(await running) == [(0, 0, 200)]
 
     run(policy, test)
 

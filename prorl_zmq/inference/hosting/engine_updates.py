@@ -278,6 +278,7 @@ class EngineUpdates:
         async with self._one_change:
             fetching = time.monotonic()
             until = fetching + FETCH_S
+            reached = False
             try:
                 draft = await self._draft_of(path, until)
                 path, _ = await self._bring(path, wanted, relay, until)
@@ -290,7 +291,7 @@ class EngineUpdates:
                         held.enter_context(hold)
                         path = copy.folder
                         await run_aside(self._note_copy, copy)
-                    loading = time.monotonic()
+                    loading, reached = time.monotonic(), True
                     if draft is not None:
                         engine = cast("DraftEngine", self._engine)
                         pause_s = await engine.update_weights(path, weight_version, mode, draft)
@@ -300,6 +301,8 @@ class EngineUpdates:
                 return UpdateTimes(loading - fetching, load_s, load_s if pause_s is None else pause_s)
             finally:
                 if begun is not None:
+                    if not reached:
+                        await self._engine.end_update(None)
                     self._forget(begun)
 
     async def set_version(self, weight_version: int) -> None:
