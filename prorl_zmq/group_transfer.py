@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("prorl.trainer")
 
 ENDS_S = 5.0
-"""Longest wait for a group whose transfer has failed to end by itself."""
+"""Longest wait for the trainer's side of a group to end by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ def transfer(
                 leaving = Thread(target=sender.shutdown, name="leave the weights' group", daemon=True)
                 leaving.start()  # NCCL's processes leave together
                 engines.call("leave", {})
-                leaving.join()
+                leaving.join(ENDS_S)  # the engines have the weights, and have left
             except BaseException:
                 sender.shutdown()
                 raise

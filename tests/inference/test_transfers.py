@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import sys
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -268,3 +270,38 @@ def test_a_later_group_that_sends_nothing_changes_nothing(described: EngineDescr
         assert (llm.generates, engine.weight_version) == (True, 5)
 
     run_vllm(described, test)
+
+
+def test_a_trainers_side_that_does_not_end_does_not_undo_a_whole_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    leaves, called = Event(), []
+
+    class Sender:
+        def __init__(self, client: Any) -> None:
+            self._client = client
+
+        def send_weights(self) -> None:
+            self._client.update_weights({})
+            self._client.finish_weight_update()
+
+        def shutdown(self) -> None:
+            leaves.wait(WAIT_S)
+
+    base, factory = ModuleType("base"), ModuleType("factory")
+    vars(base).update(ParamMeta=tuple, TrainerInitInfo=object, WeightSource=object)
+    factory.WeightTransferTrainerFactory = SimpleNamespace(  # type: ignore[attr-defined]
+        trainer_init=lambda _, client, source: Sender(client)
+    )
+    for name in ("vllm", "vllm.distributed", "vllm.distributed.weight_transfer"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer.base", base)
+    monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer.factory", factory)
+    monkeypatch.delitem(sys.modules, "prorl_zmq.group_transfer", raising=False)
+    group_transfer = importlib.import_module("prorl_zmq.group_transfer")
+    monkeypatch.setattr(group_transfer, "ENDS_S", 0.05)
+    try:
+        group_transfer.transfer({}, object(), lambda call, *_: called.append(call), 2.0)
+    finally:
+        leaves.set()
+        sys.modules.pop("prorl_zmq.group_transfer", None)
+    assert called == ["update", "finish", "leave"]
