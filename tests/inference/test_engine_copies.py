@@ -119,7 +119,9 @@ def test_weights_that_were_not_fetched_are_fetched_by_the_load(policy: Policy, t
     with_folders(policy, tmp_path, test)
 
 
-def test_the_heartbeats_report_the_copy_without_a_relay_too(policy: Policy, tmp_path: Path) -> None:
+def test_the_heartbeats_report_the_copy_without_a_relay_too(
+    policy: Policy, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def main() -> None:
         engine = FolderEngine(policy, write_checkpoint(tmp_path / "served", model(99)), reads_here=True)
         copy, root = LocalCopy(tmp_path / "copy", None), tmp_path / "published"
@@ -134,7 +136,9 @@ def test_the_heartbeats_report_the_copy_without_a_relay_too(policy: Policy, tmp_
         await updates.update(WeightUpdate("f", "fetch", 1, str(first)))
         assert updates.copy_state.version == 1
         assert updates.copy_state.size_bytes > 0
+        caplog.set_level("INFO", "prorl.engine")
         await updates.update(WeightUpdate("l", "load", 2, str(second)))
+        assert f"loads weights 2 from this host's copy in {copy.folder}" in caplog.text
         assert updates.copy_state.version == 2
         twin = EngineUpdates(engine, copy.folder, copies_all=True, relay=WeightsRelay(copy, None, "twin", None))
         await updates.update(WeightUpdate("l", "load", 1, str(first)))

@@ -291,6 +291,7 @@ class EngineUpdates:
                         held.enter_context(hold)
                         path = copy.folder
                         await run_aside(self._note_copy, copy)
+                        log.info("the engine loads weights %d from this host's copy in %s", weight_version, path)
                     loading, reached = time.monotonic(), True
                     if draft is not None:
                         engine = cast("DraftEngine", self._engine)

@@ -177,7 +177,8 @@ class WeightsRelay:
                     if not source.giver:  # else one that is silent now may have it later
                         raise
             self._note_fetch(source.fed_by, time.monotonic() - began)
-        log.info("weights %d came from %s", wanted.version, source.fed_by)
+        given = ", ".join(f"{size / 1e6:.3g} MB from {name}" for name, size in source.fed_by.items())
+        log.info("weights %d were fetched: %s", wanted.version, given)
         return target
 
     def _look(self, version: int) -> Version | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 PAUSE = Event()
 
 
-def test_a_chain_of_hosts_gets_each_version(world: World) -> None:
+def test_a_chain_of_hosts_gets_each_version(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "prorl.relay")
     first, second, third = (world.host() for _ in range(3))
     for _ in range(3):
         version = world.publish()
@@ -47,6 +49,7 @@ def test_a_chain_of_hosts_gets_each_version(world: World) -> None:
                 pool.submit(world.bring, third, version, second.source, first.source),
             ]
         assert [[*one.result()] for one in fed] == [["trainer"], ["h0"], ["h1"]]
+        assert re.search(rf"weights {version} were fetched: \S+ MB from h0\n", caplog.text)
     assert first.relay.state.size_bytes > 0
 
 
