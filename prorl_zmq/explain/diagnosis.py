@@ -112,7 +112,12 @@ def _structural(recording: Recording, part: str) -> tuple[Suspect, ...]:
     most = max(other.slots for other in recording.use.values() if other.stage in (use.stage, *WORKING))
     kind: Kind = "engine" if part in ("engine", BACKEND, ROOM) else "tool" if part.startswith("tool.") else "stage"
     name = part.removeprefix("tool.") if kind != "stage" else stage  # `engine`, or that none is ready or has room
-    itself = Suspect(kind, name, use_sentence(use), Change(partial(_without, part)), stage=stage, part=part)
+    evidence = (
+        use_sentence(use)
+        if part != ROOM
+        else "rollouts waited until others ended, since the KV caches of all engines were full"
+    )
+    itself = Suspect(kind, name, evidence, Change(partial(_without, part)), stage=stage, part=part)
     if use.waiting_share < SATURATED or 2 * use.slots > most:
         return (itself,)
     more = Change(slots={use.stage: most / use.slots})

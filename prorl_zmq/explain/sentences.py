@@ -67,11 +67,13 @@ def sentences(
         "losses": "Without the losses",
         "cold": "With these like later ones",
     }.get(found.kind, "Without any of that")
+    if found.part == ROOM:
+        remedy = "With room for all rollouts (more engines, or shorter contexts)"
     return (f"{bounded}.", f"{evidence}.", f"{remedy}, it would have taken {without}; this is {sureness}{because}.")
 
 
 def _engines(part: str) -> str:
-    whats = {BACKEND: "That no backend was ready", ROOM: "That no engine had room for more rollouts"}
+    whats = {BACKEND: "That no backend was ready", ROOM: "The wait for room in an engine"}
     return whats.get(part, "Engine time")
 
 

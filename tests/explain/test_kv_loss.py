@@ -176,5 +176,11 @@ def test_waiting_for_room_is_no_lack_of_a_backend() -> None:
         rollouts.append(rollout(f"job-{number}", [work(Phase.RUN, began, parts)], began))
     explanation = diagnose(recording(rollouts), "the run")
     assert (explanation.finding.kind, explanation.finding.name) == ("engine", "room")
-    assert explanation.sentences[0].startswith("That no engine had room for more rollouts bounded the run")
+    assert explanation.sentences[0].startswith("The wait for room in an engine bounded the run")
+    assert (
+        explanation.sentences[1] == "Rollouts waited until others ended, since the KV caches of all engines were full."
+    )
+    assert explanation.sentences[2].startswith(
+        "With room for all rollouts (more engines, or shorter contexts), it would"
+    )
     assert "the wait for room" in {row.part for row in explanation.parts}
