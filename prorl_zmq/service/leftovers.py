@@ -178,7 +178,9 @@ def _remove_copy(path: Path) -> None:
 
 def _service_folder(path: Path, *, journals: bool) -> Leftover:
     if not path.is_symlink() and not ServiceFolder.is_made(path):
-        raise ConfigError(f"{path} is neither a run folder nor a service's folder", key="folder")
+        raise ConfigError(
+            f"{path} is neither a run folder nor a service's folder, and has no copy of weights", key="folder"
+        )
     reason = _foreign(path)
     if not reason:
         ServiceFolder.open(path)

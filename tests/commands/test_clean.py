@@ -217,5 +217,5 @@ def test_a_folder_that_is_named_is_cleaned_alone(machine: Machine) -> None:
 def test_any_other_folder_is_refused(machine: Machine) -> None:
     done = machine.clean(machine.cache, "--yes", "--journals")
     assert done.returncode == 2
-    assert f"{machine.cache} is neither a run folder nor a service's folder" in done.stderr
+    assert f"{machine.cache} is neither a run folder nor a service's folder, and has no copy of weights" in done.stderr
     assert machine.cache.exists()
