@@ -408,6 +408,8 @@ def _check_form(form: WeightsForm, folder: str | Path | None, *, lora: bool, rel
         raise ConfigError(f"the form {form} needs a folder", key="folder")
     if grouped and form != "vllm":
         raise ConfigError("only the form vllm has a group", key="group")
+    if lora and relay:
+        raise ConfigError("adapters (lora=True) have no relay: all hosts must see their folder", key="relay")
     if lora and form != "full":
         raise ConfigError("an adapter (lora=True) is written in full each time", key="form")
     if relay and form != "delta":

@@ -83,11 +83,15 @@ def claim_folder(folder: Path, lock: str) -> int:
     Nothing is written before the folder is known to be this account's alone. The lock's content is unchanged.
 
     Raises:
-        ConfigError: others may write to the folder, it or a link in its path is another account's, or the lock a link.
+        ConfigError: a file is in its place, others may write to the folder, it or a link in its path is another
+            account's, or the lock a link.
         BlockingIOError: another process uses it.
         OSError: it cannot be made.
     """
-    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigError(f"{folder} is not a folder: it, or one above it, is a file", key="folder") from None
     if problem := folder_problem(folder):
         raise ConfigError(f"{folder} cannot be used: {problem}; name a folder of your own", key="folder")
     try:

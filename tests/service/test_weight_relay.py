@@ -96,3 +96,5 @@ def test_versions_reach_hosts_that_do_not_see_the_folder(tmp_path: Path) -> None
 def test_only_deltas_have_a_relay(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="relay is for form='delta'"):
         weights_publisher.WeightsPublisher(None, tmp_path, tmp_path / "w", relay="tcp://127.0.0.1:*")
+    with pytest.raises(ConfigError, match=r"adapters .* have no relay"):
+        weights_publisher.WeightsPublisher(None, tmp_path, tmp_path / "w", relay="tcp://127.0.0.1:*", lora=True)

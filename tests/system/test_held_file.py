@@ -53,3 +53,11 @@ def test_a_folder_of_another_account_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"belongs to another user \\(uid {NOBODY}\\)"):
         claim_folder(folder, ".lock")
     assert list(folder.iterdir()) == []
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ConfigError, match="is not a folder: it, or one above it, is a file"):
+            claim_folder(folder, "lock")
+    assert (tmp_path / "file").read_text() == "mine"
