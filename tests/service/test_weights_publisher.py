@@ -235,6 +235,7 @@ def test_a_restarted_engine_loads_its_hosts_copy_or_waits_for_the_published_fold
 def test_a_copy_that_cannot_be_written_ends_publish_at_once(
     client: RolloutClient, served: Path, tmp_path: Path
 ) -> None:
+    shutil.rmtree(tmp_path / "copy")
     (tmp_path / "copy").touch()
     weights = {name: torch.ones(shape) for name, shape in SHAPES.items()}
     with weights_publisher.WeightsPublisher(client, served, tmp_path / "weights", form="delta") as publisher:

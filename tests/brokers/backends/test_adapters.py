@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from msgspec.structs import replace
 
 from prorl_zmq.brokers.backends.backend_ranking import BackendRanking
 from prorl_zmq.brokers.backends.request_handler import BackendRequestHandler
+from prorl_zmq.brokers.backends.weight_calls import AGAIN_S, wait_share
 from prorl_zmq.errors import EngineFailed, InvalidWeights, ProrlError
 from prorl_zmq.wire.messages.backends import (
     AddBackend,
@@ -248,7 +250,7 @@ def test_a_late_engine_loads_the_bases_weights_before_adapters_of_them() -> None
     assert y.asked == [("load", "policy", 5), ("load", "a", 1)]
     z.failure = InvalidWeights("no such folder", path="/adapters/policy/5")
     service.register(z)
-    service.pass_time(4)
+    service.pass_time(math.ceil(wait_share("z") * AGAIN_S) - 1)
     assert z.asked == [("load", "policy", 5)], "it is not asked again at once"
     service.pass_time(1)
     assert z.asked == [("load", "policy", 5)] * 2, "it is not asked for the adapter"

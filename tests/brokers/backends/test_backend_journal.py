@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from prorl_zmq.brokers.backends.backend_journal import BackendJournal
 from prorl_zmq.brokers.backends.backend_records import BackendRecord, WeightsRecord
 from prorl_zmq.brokers.backends.request_handler import BackendRequestHandler
+from prorl_zmq.brokers.backends.weight_calls import AGAIN_S, wait_share
 from prorl_zmq.errors import ConfigError, InvalidWeights, JournalFailed
 from prorl_zmq.wire.messages.backends import (
     AddBackend,
@@ -202,7 +203,7 @@ def test_an_engine_of_a_service_that_was_started_again_loads_the_weights_from_th
     assert (state, problem) == ("behind", "it serves weights 0 where 5 are wanted: it is loading them from /weights/5")
     handler.engine_answered(call.request.request_id, InvalidWeights("no such file"), 2.0)
     problem = next(iter(listed(handler, 2.0)))[2]
-    assert "loading them failed, and the next try is in 5 s: " in problem
+    assert f"loading them failed, and the next try is in {wait_share('x') * AGAIN_S:.0f} s: " in problem
     assert "`prorl backends update-weights FOLDER VERSION --take-over`" in problem
     handler.handle([b"c", b""], BackendAlive("r", "x", 5), 3.0)
     assert {one[1:3] for one in listed(handler, 3.0)} == {("ready", "")}
