@@ -102,7 +102,7 @@ class WeightUpdates:
 
         Args:
             version: as in `begin_weights`.
-            call: see [`TransferCall`][prorl_zmq.wire.messages.engines.TransferCall].
+            call: `init`: join the group; `update`: take tensors; `finish`: all have come; `leave`: leave the group.
             info: JSON that vLLM's method expects.
             receivers: by the ids of the backends, the rank of each one's first process in the trainer's group.
             timeout_s: longest wait in seconds; an engine that is not done by then is lost. None: the client's
