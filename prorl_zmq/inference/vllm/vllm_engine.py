@@ -311,6 +311,7 @@ class VllmEngine:
             self._llm.output_handler.cancel()  # it would log our ending the processes as their failure
         await asyncio.to_thread(shut_down, self._llm)
         self._llm = self._events = None
+        self._transfer.close()
         self._adapters.close()
         gc.collect()  # it is in cycles, and fails noisily if collected at the interpreter's exit
         for update in self._updates:

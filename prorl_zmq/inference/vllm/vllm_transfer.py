@@ -40,6 +40,10 @@ class VllmTransfer:
             return "the update did not end after the trainer's transfer, and the engine no longer has its old weights"
         return ""
 
+    def close(self) -> None:
+        """Let go of vLLM, which has ended."""
+        self._llm = None
+
     async def call(self, call: TransferCall, info: dict[str, Any]) -> None:
         """Do one call; see `WeightUpdate`."""
         match call:
