@@ -36,7 +36,7 @@ END_LIMIT_S = 2.0
 """Seconds in which the template must end its children once its control socket is closed."""
 MEMORY_BYTES = 4 * 2**30
 """Address space of one grader process."""
-SHOWN_OUTPUT = 2000
+SHOWN_OUTPUT = 4000
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ RIGHT = {"right": (judges.equal, ["1", "1"], 1.0), "wrong": (judges.equal, ["1",
 """Function, arguments, reward."""
 BAD = {
     "hangs": (judges.sleep, [600.0], "hung", r"good night\n", f"longer than {HANG_S:g} s"),
-    "crashes": (judges.crash, [], "crashed", r".*(judges|grader_process)\.py.*", "ended its process"),
+    "crashes": (judges.crash, [], "crashed", r".*judges\.py.*", "ended its process"),
     "raises": (judges.chatter, [], "raised", r"x+", "OSError"),
     "gives-NaN": (judges.give, ["nan"], "result", r"", "returned nan"),
     "gives-a-string": (judges.give, ["text"], "result", r"", "returned '1.0'"),
