@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,16 +12,16 @@ from beside import beside
 from support.later import Later
 from support.waiting import until
 
-from prorl_zmq import RolloutClient
 from prorl_zmq.errors import ConfigError
-from prorl_zmq.service.child import ChildService
 
 if TYPE_CHECKING:
     import safetensors.torch as tensor_files
     import torch
 
-    from prorl_zmq import weights_publisher
+    from prorl_zmq import RolloutClient, weights_publisher
     from prorl_zmq.wire.messages.relay import CopyState
+
+    from .conftest import TestService
 else:
     torch, tensor_files = Later("torch"), Later("safetensors.torch")
     weights_publisher = Later("prorl_zmq.weights_publisher")
@@ -31,7 +30,6 @@ pytestmark = [
     pytest.mark.skipif(find_spec("torch") is None, reason="it is of the extra [train]"),
     pytest.mark.xdist_group("transformers"),
 ]
-TOPOLOGY = 'backends = []\nsandbox = {kind = "process"}\n'
 HERE = Path(__file__).parent
 
 
@@ -51,17 +49,17 @@ def copies(client: RolloutClient) -> dict[str, CopyState]:
 
 
 @pytest.mark.timeout(120)
-def test_versions_reach_hosts_that_do_not_see_the_folder(tmp_path: Path) -> None:
+def test_versions_reach_hosts_that_do_not_see_the_folder(empty_service: TestService, tmp_path: Path) -> None:
     served = tmp_path / "model"
     served.mkdir()
     tensor_files.save_file({"w": torch.zeros(4000, dtype=torch.bfloat16)}, served / "a.safetensors")
+    empty_service.start_brokers()
+    folder = empty_service.folder
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="prorl-t-")))
-        service = stack.enter_context(ChildService(folder, TOPOLOGY))
-        client = stack.enter_context(RolloutClient(service.front_door, timeout_s=60))
+        client = stack.enter_context(empty_service.client(timeout_s=60))
 
         def host(name: str) -> None:
-            place = [f"ipc://{service.run_dir}/backend_broker", f"ipc://{folder}/{name}.s", str(served)]
+            place = [empty_service.backend_broker, f"ipc://{folder}/{name}.s", str(served)]
             stack.enter_context(beside([str(HERE / "folder_engine.py"), *place, name, str(folder / name)]))
 
         for name in ("a", "b", "c"):

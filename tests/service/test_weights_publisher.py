@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     import transformers
 
     from prorl_zmq import weights_publisher
+
+    from .conftest import TestService
 else:
     torch, transformers = Later("torch"), Later("transformers")
     tensor_files, weights_publisher = Later("safetensors.torch"), Later("prorl_zmq.weights_publisher")
@@ -42,7 +44,6 @@ pytestmark = [
     pytest.mark.skipif(find_spec("torch") is None, reason="it is of the extra [train]"),
     pytest.mark.xdist_group("transformers"),
 ]
-TOPOLOGY = 'backends = []\nsandbox = {kind = "process"}\n'
 SHAPES = {"embed.weight": (8, 4), "layer.weight": (4, 4), "layer.bias": (4,)}
 
 
@@ -65,24 +66,30 @@ def served(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def service(served: Path) -> Iterator[ChildService]:
-    with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
-        service = ChildService(Path(folder), TOPOLOGY)
-        engine = [str(Path(__file__).with_name("folder_engine.py")), f"ipc://{service.run_dir}/backend_broker"]
-        with service, beside([*engine, f"ipc://{folder}/engine", str(served)]):
-            yield service
+def service(empty_service: TestService) -> TestService:
+    """Brokers without stage processes."""
+    empty_service.start_brokers()
+    return empty_service
 
 
 @pytest.fixture
-def client(service: ChildService) -> Iterator[RolloutClient]:
-    with RolloutClient(service.front_door, timeout_s=60) as client:
-        service.wait_ready(client)
+def host(service: TestService, served: Path) -> list[str]:
+    """The command line of an engine host."""
+    engine = str(Path(__file__).with_name("folder_engine.py"))
+    return [engine, service.backend_broker, f"ipc://{service.folder}/engine", str(served)]
+
+
+@pytest.fixture
+def client(service: TestService, host: list[str]) -> Iterator[RolloutClient]:
+    """A client of a service with one engine host."""
+    with beside(host), service.client(timeout_s=60) as client:
+        until(client.backends.list, "the engine host")
         yield client
 
 
 @pytest.mark.timeout(120)
 def test_engines_get_a_modules_weights_as_they_serve_them(
-    service: ChildService, client: RolloutClient, served: Path, tmp_path: Path
+    service: TestService, client: RolloutClient, served: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "weights"
     model = new_model()
@@ -196,17 +203,11 @@ def test_a_rejected_delta_is_published_again_in_full(
 
 @pytest.mark.timeout(120)
 def test_a_restarted_engine_loads_its_hosts_copy_or_waits_for_the_published_folder(
-    served: Path, tmp_path: Path
+    service: TestService, host: list[str], served: Path, tmp_path: Path
 ) -> None:
     folder, copy = tmp_path / "weights", tmp_path / "copy"
     weights = {name: torch.ones(shape) for name, shape in SHAPES.items()}
-    with (
-        tempfile.TemporaryDirectory(prefix="prorl-t-") as run_dir,
-        ChildService(Path(run_dir), TOPOLOGY) as service,
-        RolloutClient(service.front_door, timeout_s=60) as client,
-    ):
-        broker = f"ipc://{service.run_dir}/backend_broker"
-        host = [str(Path(__file__).with_name("folder_engine.py")), broker, f"ipc://{run_dir}/engine", str(served)]
+    with service.client(timeout_s=60) as client:
 
         def status() -> list[tuple[str, int]]:
             return [(one.state, one.backend.weight_version) for one in client.backends.list()]
@@ -319,7 +320,7 @@ def test_tied_copies_are_told_apart_from_tensors_that_do_not_fit(
 
 @pytest.mark.timeout(120)
 def test_a_checkpoint_that_slime_wrote_is_served(
-    service: ChildService, client: RolloutClient, served: Path, tmp_path: Path
+    service: TestService, client: RolloutClient, served: Path, tmp_path: Path
 ) -> None:
     args = SimpleNamespace(prorl_endpoint=service.front_door)
     slime.update_weights(args, str(shutil.copytree(served, tmp_path / "weight_v000012")), [])
@@ -359,7 +360,7 @@ def test_weights_that_do_not_fit_reach_no_engine(client: RolloutClient, served: 
 @pytest.mark.proof
 @pytest.mark.timeout(180)
 def test_all_ranks_gather_and_the_first_writes(
-    service: ChildService, client: RolloutClient, served: Path, tmp_path: Path
+    service: TestService, client: RolloutClient, served: Path, tmp_path: Path
 ) -> None:
     script = str(Path(__file__).with_name("sharded_trainer.py"))
     launch = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
