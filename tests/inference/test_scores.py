@@ -6,6 +6,7 @@ import asyncio
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 CLOSE = 1e-4
 """Most that a log-prob may differ from that of float64, beside a millionth of its own: float32 has 7 digits."""
+PARTS = 8
+CLOCK_S = 0.002
+"""The timers of uvloop count milliseconds."""
 
 
 def text(length: int, seed: int = 0, vocabulary: int = 50) -> np.ndarray[Any, Any]:
@@ -338,40 +342,48 @@ def test_a_full_queue_is_busy(in_world: InWorld, monkeypatch: pytest.MonkeyPatch
     in_world(test)
 
 
-def test_generations_go_on_beside_scoring(in_world: InWorld) -> None:
-    """Rollouts keep what scoring was not given: counted by this process's CPU time, since the machine may be busy."""
+def test_generations_go_on_beside_scoring(in_world: InWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part of a text costs one step of generations at most, and each text is followed by three times its time."""
+    steps: list[None] = []
+    texts: list[tuple[float, float, int]] = []
+    """When the scoring of each began and ended, and the steps between."""
 
     async def test(world: Any) -> None:
-        generated = scored = 0
+        loop, step, score = asyncio.get_running_loop(), world.engine._step, world.engine.score
+
+        def counted_step() -> None:
+            steps.append(None)
+            step()
+
+        async def timed_score(*arguments: Any) -> Scores:
+            began, before = loop.time(), len(steps)
+            scores: Scores = await score(*arguments)
+            texts.append((began, loop.time(), len(steps) - before))
+            return scores
+
+        monkeypatch.setattr(world.engine, "_step", counted_step)
+        monkeypatch.setattr(world.engine, "score", timed_score)
 
         async def generate_forever() -> None:
-            nonlocal generated
             while True:
-                done = await world.client.generate(world.backend, "job", text(10), Sampling(1.0, 50), ())
-                generated += len(done.token_ids)
+                await world.client.generate(world.backend, "job", text(10), Sampling(1.0, 30_000), ())
 
         async def score_forever() -> None:
-            nonlocal scored
             while True:
-                await world.client.score(world.backend, "job", text(4000), 20, 60.0)
-                scored += 1
-
-        async def tokens_per_s() -> float:
-            tokens, began = generated, time.process_time()
-            await until(lambda: time.process_time() - began > 1.5)
-            return (generated - tokens) / (time.process_time() - began)
+                await world.client.score(world.backend, "job", text(PARTS * SCORED_TOKENS), 20, 60.0)
 
         tasks = [asyncio.create_task(generate_forever()) for _ in range(8)]
         try:
-            alone = await tokens_per_s()
+            await until(lambda: len(steps) > 50)
             tasks += [asyncio.create_task(score_forever()) for _ in range(8)]
-            beside = await tokens_per_s()
+            await until(lambda: len(texts) > 5)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-        assert scored
-        assert beside > 0.6 * alone, (beside, alone)
+        for (began, ended, between), (next_began, _, _) in pairwise(texts):
+            assert between >= PARTS - 1
+            assert next_began - ended >= 3 * (ended - began) - CLOCK_S
 
     in_world(test)
 
