@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from .conftest import TestService
 
 pytestmark = pytest.mark.proof
-TOKENS = 4000
-"""Of one turn: it takes a second where nothing else runs."""
+TOKENS = 20_000
+"""Of one turn: it takes two seconds where nothing else runs."""
 JOBS = 4
 
 
