@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from ...errors import GraderFailed
+from ...errors import Closed, GraderFailed
 from ...system import interpreters
 from ...system.open_files import lower_open_files
 from ...tools.processes.process_tree import descendants, kill
@@ -75,6 +75,7 @@ class GraderPool:
         self._idle: list[_Grader] = []
         self._control: socket.socket | None = None
         self._template: subprocess.Popen[bytes] | None = None
+        self._closed = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -95,6 +96,7 @@ class GraderPool:
 
         Raises:
             GraderFailed: the function hung, died, raised, or returned another type.
+            Closed: the pool was closed before the answer came.
         """
         packed = msgspec.msgpack.encode(Call(*_name_of(function), arguments))
         if len(packed) > MESSAGE_LIMIT_BYTES:
@@ -109,7 +111,8 @@ class GraderPool:
         return _checked(answer.value, returns, name, printed)
 
     def close(self) -> None:
-        """End all processes; may be called again."""
+        """End all processes, also those of calls under way; may be called again."""
+        self._closed = True
         for grader in self._idle:
             grader.end()
         self._idle.clear()
@@ -143,6 +146,8 @@ class GraderPool:
             return answer, printed
 
     async def _start(self, module: str) -> _Grader:
+        if self._closed:
+            raise Closed("the pool of graders is closed")
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         grader = _Grader(ours, os.memfd_create("grader"))

@@ -16,7 +16,7 @@ import pytest
 from command_lines import line_of
 from support.waiting import until
 
-from prorl_zmq.errors import GraderFailed
+from prorl_zmq.errors import Closed, GraderFailed
 from prorl_zmq.stages.grading.grader_pool import GraderPool
 from prorl_zmq.stages.handlers.math_answers import right_answer
 from prorl_zmq.system.open_files import raise_open_files
@@ -235,6 +235,21 @@ def test_what_is_no_function_of_a_module_is_refused(function: Callable[..., Any]
         else:
             with pytest.raises(TypeError, match="not a function of a module"):
                 await pool.call(function)
+
+    pooled(use)
+
+
+def test_a_call_that_outlives_its_pool_starts_no_more_processes() -> None:
+    async def use(pool: GraderPool) -> None:
+        assert await pool.call(judges.pid, returns=int) > 0
+        spinning = asyncio.create_task(pool.call(judges.spin))
+        while pool._idle:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0)
+        pool.close()
+        with pytest.raises(Closed):
+            await spinning
+        with pytest.raises(Closed):
+            await pool.call(judges.equal, "1", "1")
 
     pooled(use)
 
