@@ -8,14 +8,13 @@ from rich.console import Group
 
 from ..system.logs import one_line
 from ..wire.messages.base import POLICY
-from .tables import GIB, NOTHING, table, text
+from .tables import NOTHING, size_text, table, text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from ..wire.messages.backends import BackendList, BackendStatus, EngineStart
 
-MIB = 2**20
 NO_BACKENDS = (
     "there are none yet; an engine of `prorl serve` comes once it is ready (its lines say what it waits for), and "
     "`prorl-engine` starts a further one"
@@ -126,7 +125,7 @@ def copy_table(backends: tuple[BackendStatus, ...]) -> Table:
     rows = [
         (
             *(one.backend.backend_id, NOTHING if copy.version is None else copy.version),
-            *(f"{copy.size_bytes / GIB:.2f} GiB", f"{copy.fetched_bytes / MIB:,.1f} MiB", f"{copy.seconds:.1f}"),
+            *(size_text(copy.size_bytes), size_text(copy.fetched_bytes), f"{copy.seconds:.1f}"),
             ", ".join(f"{name} {part / max(1, copy.fetched_bytes):.0%}" for name, part in copy.fed_by.items())
             or NOTHING,
             copy.place[:6],
@@ -180,7 +179,7 @@ def _hosts(backends: tuple[BackendStatus, ...]) -> Table:
     rows = (
         (
             *(one.backend.backend_id, f"{one.silent_s:.1f} s", f"{max(0.0, one.lease_s - one.silent_s):.1f} s"),
-            f"{one.load.memory_bytes / GIB:.1f} GiB" if one.load.memory_bytes else NOTHING,
+            size_text(one.load.memory_bytes) if one.load.memory_bytes else NOTHING,
             one.backend.version or NOTHING,
         )
         for one in backends

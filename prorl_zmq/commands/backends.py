@@ -19,7 +19,7 @@ from . import options
 from .backend_tables import adapter_tables, backend_table, copy_table, detail_tables
 from .option_groups import Frozen, ModelNameOption, OptionGroup
 from .progress_display import Progress
-from .tables import print_json, show
+from .tables import print_json, show, size_text
 from .target import Target
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ def list_(
         typer.Option("--details", "-d", help="Show weight, limit, context, model, endpoint, host and KV cache too."),
     ] = False,
     watch: options.Watch = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """List the backends: state, weight version, jobs in flight, tokens/s and cache hits.
 
@@ -86,7 +87,11 @@ def list_(
     say.
     """
     with target.client() as client:
-        show(lambda: backend_list(client), lambda listed: _tables(listed, details=details), watch=watch)
+        if as_json:
+            listed = backend_list(client)
+            print_json({"backends": listed.backends, "starts": listed.starts, "adapters": listed.adapters})
+        else:
+            show(lambda: backend_list(client), lambda listed: _tables(listed, details=details), watch=watch)
 
 
 @commands.command()
@@ -190,7 +195,7 @@ def update_weights(
         of = f"the adapter {name}" if is_adapter else name
         print(f"{_served(client, name)} serve version {weight_version} of {of} after {spent_s:.1f} s")
         for backend_id, times in engines.items():
-            read = f"read {times.read_bytes / 1e9:.2f} GB in {times.fetch_s:.1f} s while it generated"
+            read = f"read {size_text(times.read_bytes)} in {times.fetch_s:.1f} s while it generated"
             own = f"{read}, and paused for {times.pause_s:.2f} s"
             print(f"{backend_id} {f'loaded it in {times.load_s:.2f} s while it generated' if is_adapter else own}")
 

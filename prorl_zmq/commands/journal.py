@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from ..wire.messages.jobs import Phase
 from .option_groups import OptionGroup, ProcessOptions
 from .options import Config, Name, RunDir, named
-from .tables import console, table
+from .tables import console, size_text, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -78,7 +78,7 @@ def compact(chosen: JournalOptions) -> None:
     before = size_of(path)
     with Journal(path) as journal:
         journal.compact()
-    print(f"{path}: {_size(before)} before, {_size(size_of(path))} now")
+    print(f"{path}: {size_text(before)} before, {size_text(size_of(path))} now")
 
 
 @commands.command()
@@ -107,10 +107,11 @@ def summary_tables(summary: JournalSummary, damaged: int, now: float) -> Group:
     """Lay out a journal's content for the terminal: `damaged` of its rows; `now` is in seconds since 1970."""
     facts = Table.grid(padding=(0, 2))
     facts.add_row("file", f"{summary.path}{', in use by a broker' if summary.in_use else ''}")
-    facts.add_row("size", f"{_size(summary.size_bytes)}, of which {_size(summary.free_bytes)} are free for new rows")
+    size, free = size_text(summary.size_bytes), size_text(summary.free_bytes)
+    facts.add_row("size", f"{size}, of which {free} are free for new rows")
     facts.add_row("schema", f"version {summary.schema}, journal {summary.journal_id}")
     facts.add_row("jobs", f"{summary.jobs} that have not ended{_age(summary.oldest_job_at, now)}")
-    blocks = f"{_size(summary.trajectory_bytes)} of trajectories"
+    blocks = f"{size_text(summary.trajectory_bytes)} of trajectories"
     facts.add_row("results", f"{summary.results} uncollected{_age(summary.oldest_result_at, now)}, {blocks}")
     if damaged:
         facts.add_row("damaged", f"{damaged} of these; their clients hear that they are lost")
@@ -137,12 +138,3 @@ def _age(at: float | None, now: float) -> str:
         if seconds >= 2 * length:
             return f", the oldest {seconds / length:.0f} {unit} old"
     return f", the oldest {seconds:.0f} s old"
-
-
-def _size(count: int) -> str:
-    value = float(count)
-    for unit in ("bytes", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} GiB"

@@ -45,6 +45,16 @@ def console(*, stderr: bool = False) -> Console:
     )
 
 
+def size_text(size_bytes: int) -> str:
+    """Write a number of bytes in the largest unit of which it has at least one."""
+    value = float(size_bytes)
+    for unit in ("bytes", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.2f} GiB"
+
+
 def table(*headers: str, rows: Iterable[Iterable[object]] = (), **how: Any) -> Table:
     """Lay out rows.
 

@@ -97,6 +97,15 @@ def test_copies_of_weights_and_who_fed_whom(service: Service) -> None:
         assert listed.copy == fed
         shown = service.run("weights").stdout
         assert all(part in shown for part in ("1.00 GiB", "2.0 MiB", "1.5", "trainer 50%", "f 50%", "ababab"))
+        small = replace(fed, size_bytes=53092, fetched_bytes=512)
+        socket.send_multipart([b"", codec.encode(BackendAlive("3", "e", 7, copy=small))])
+        assert socket.poll(int(1000 * WAIT_S))
+        socket.recv_multipart()
+        shown = service.run("weights").stdout
+        assert all(part in shown for part in ("51.8 KiB", "512 bytes"))
+        seen = json.loads(service.run("list", "--json").stdout)
+        assert [(one["backend"]["backend_id"], one["state"]) for one in seen["backends"]] == [("e", "ready")]
+        assert (seen["starts"], seen["adapters"]) == ([], [])
         copies = json.loads(service.run("weights", "--json").stdout)["copies"]
         assert copies["e"]["fed_by"] == {"trainer": 2**20, "f": 2**20}
         assert copies["e"]["version"] == 7
@@ -205,7 +214,7 @@ def test_update_weights_asks_each_engine_host(service: Service, tmp_path: Path) 
     fetch, request = asked
     assert (fetch.step, fetch.path, request.step) == ("fetch", str(tmp_path), "load")
     assert (request.path, request.weight_version, request.mode) == (str(tmp_path), 9, "drain")
-    assert "mine read 1.00 GB in 3.0 s while it generated, and paused for 0.25 s" in " ".join(done.stdout.split())
+    assert "mine read 953.7 MiB in 3.0 s while it generated, and paused for 0.25 s" in " ".join(done.stdout.split())
     assert [status.backend.weight_version for status in service.backends()] == [9]
 
 
@@ -350,7 +359,7 @@ def test_tables_of_long_names_fit_80_columns_and_lose_nothing() -> None:
         [backend.backend_id, "2.5", "1024", "131072", backend.model, backend.endpoint],
         ["new", "1", "256", "–", "–", "ipc://new"],
         ["idle", "1", "256", "–", "–", "ipc://i"],
-        [backend.backend_id, "0.4 s", "9.6 s", "1.5 GiB", "0.1.0"],
+        [backend.backend_id, "0.4 s", "9.6 s", "1.50 GiB", "0.1.0"],
         [backend.backend_id, "12,345,678", "61%", "1234", "7", "56789", "4%"],
     ]
 
