@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from .errors import ConfigError, EngineFailed, InvalidWeights, NoBackend, ProrlError, RequestTimeout
+from .errors import Closed, ConfigError, EngineFailed, InvalidWeights, NoBackend, ProrlError, RequestTimeout
 from .inference.checkpoint import index_metadata, read_tensors
 from .inference.weights.version_chain import Content
 from .system.held_file import claim_folder
@@ -48,6 +48,7 @@ PART_BYTES = 5 * 2**30
 LARGE_SHARE = 0.2
 """Of a full version: of a larger delta, the trainer is warned."""
 UPDATE_S = 600.0
+VERSIONS = range(2**31)
 RETRY_S = 1.0
 Writer = FullWriter | DeltaWriter | AdapterWriter | HeldTensors
 MADE = re.compile(r"\.?weights-\d+")
@@ -169,6 +170,7 @@ class WeightsPublisher:
         """The versions of the form `delta`."""
         self._relay: PublisherRelay | None = None
         self._warned = False
+        self._closed = False
         self._lock: int | None = None
         if self._client is None:
             return
@@ -218,13 +220,15 @@ class WeightsPublisher:
             weights: a module, or names and tensors of any shape, dtype and device, each whole or a `DTensor`. With
                 `lora`, a `PeftModel`, whose active adapter is published, or what PEFT's `get_peft_model_state_dict`
                 returns.
-            weight_version: what to call them, such as the trainer's step; its tokens carry it.
+            weight_version: what to call them, such as the trainer's step, from 0 to 2147483647; its tokens carry it.
             timeout_s: longest wait until an engine serves them, if all fail or are being started again. Engines that
                 come back later load them then.
             lora_config: with `lora` and tensors, the `LoraConfig` of the adapter as a dict.
 
         Raises:
-            ConfigError: with `lora`, the module is no `PeftModel`, or `lora_config` is missing.
+            Closed: the publisher was closed.
+            ConfigError: `weight_version` is not allowed; or with `lora`, the module is no `PeftModel`, or `lora_config`
+                is missing.
             InvalidWeights: their names or shapes are not the served model's, or they hold values that are not finite,
                 or the adapter is no plain LoRA of linear layers; no engine has seen them. Or an engine refused them.
             ProrlError: as `RolloutClient.update_weights`, at once if no engine will ever take them; the folder stays.
@@ -234,8 +238,8 @@ class WeightsPublisher:
             lora_config, pairs = _adapter_of(weights, lora_config)
         else:
             pairs = weights.state_dict().items() if isinstance(weights, torch.nn.Module) else weights
-        writer = None if self._client is None else self._writer(weight_version, lora_config)
-        failure: Exception | None = None
+        failure = self._refusal(weight_version)
+        writer = None if self._client is None or failure is not None else self._writer(weight_version, lora_config)
         published = None
         began = time.perf_counter()
         for name, tensor in pairs:
@@ -263,6 +267,7 @@ class WeightsPublisher:
 
     def close(self) -> None:
         """Let others publish in this folder, and close a client that was opened here."""
+        self._closed = True
         if self._relay is not None:
             self._relay.close()
         if self._versions is not None:
@@ -278,6 +283,15 @@ class WeightsPublisher:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _refusal(self, weight_version: object) -> Exception | None:
+        """Return the error of a publisher, or a version, that cannot be published."""
+        if self._closed:
+            return Closed("this publisher was closed: make another one to publish")
+        if not isinstance(weight_version, int) or weight_version not in VERSIONS:
+            allowed = f"a whole number from 0 to {VERSIONS[-1]}"
+            return ConfigError(f"weight_version is {allowed}, not {weight_version!r}", key="weight_version")
+        return None
 
     def _writer(self, weight_version: int, lora_config: Mapping[str, Any] | None) -> Writer:
         if self._form == "vllm":

@@ -346,10 +346,15 @@ def test_weights_that_do_not_fit_reach_no_engine(client: RolloutClient, served: 
                 publisher.publish(pairs, 1)
         assert [path.name for path in folder.iterdir()] == [".lock"]
         assert [one.backend.weight_version for one in client.backends.list()] == [0]
+        for version in (-1, "6", 2**31, 1.0):
+            with pytest.raises(ConfigError, match=f"from 0 to 2147483647, not {version!r}"):
+                publisher.publish(good.items(), version)
         publisher.publish(good.items(), 1)
         client.backends.clear()
         with pytest.raises(NoBackend):
             publisher.publish(good.items(), 2, timeout_s=0)
+    with pytest.raises(Closed, match="make another one"):
+        publisher.publish(good.items(), 3)
     for keep, other in ((0, client), (2, None)):
         with pytest.raises(ConfigError):
             weights_publisher.WeightsPublisher(other, served, folder, keep=keep)
