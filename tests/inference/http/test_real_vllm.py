@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import urllib.request
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from vllm_python import START_LIMIT_S
 
 from prorl_zmq.errors import EngineFailed, InvalidWeights
+from prorl_zmq.inference.checkpoint import read_tensors
 from prorl_zmq.inference.engine import Wanted, checked_scores
+from prorl_zmq.inference.hosting.engine_updates import EngineUpdates
 from prorl_zmq.inference.http.http_engine import HttpEngine
+from prorl_zmq.inference.weights.published_weights import PublishedWeights
+from prorl_zmq.inference.weights.version_chain import Content
 from prorl_zmq.wire.messages.chat import ChatSettings
 from prorl_zmq.wire.messages.engines import VersionSpan
 from prorl_zmq.wire.messages.jobs import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
     from vllm_server import VllmServer
 
@@ -259,6 +265,41 @@ def test_wrong_weights_never_reach_the_server(server: VllmServer, tmp_path: Path
                     await engine.update_weights(path, 99, "keep")
             assert engine.weight_version == version
             assert same(await likeliest(engine), before)
+
+    asyncio.run(main())
+
+
+def test_a_delta_reaches_the_server_through_its_hosts_copy(server: VllmServer, tmp_path: Path) -> None:
+    """The engine host applies the delta in its copy, and the server reads that while it pauses."""
+    (file,) = server.models[0].glob("*.safetensors")
+    first = load_file(file)
+    second = {**first, "model.norm.weight": -first["model.norm.weight"]}
+    full = Path(shutil.copytree(server.models[0], tmp_path / "full"))
+    save_file(second, full / file.name, metadata={"format": "pt"})
+
+    async def main() -> None:
+        async with engine_of(server, "vllm") as engine:
+            await engine.update_weights(full, 200, "keep")
+            wanted = await likeliest(engine)
+            updates = EngineUpdates(engine, tmp_path / "copy")
+            with PublishedWeights(tmp_path / "published", read_tensors(server.models[0])) as published:
+                for version, weights in ((201, first), (202, second)):
+                    for name, tensor in weights.items():
+                        published.add(name, tensor.reshape(-1).view(np.uint8))
+                    written = published.write(version)
+                    content = Content(version, written.weights)
+                    await updates.fetch(written.path, content, 60.0)
+                    turn = asyncio.create_task(likeliest(engine, PROMPT[1:], 600))
+                    await until_generated(server, server.generated_tokens() + 20)
+                    await updates.load(written.path, content, "keep")
+                    assert {span.weight_version for span in (await turn).spans} >= {version}
+                    served = await likeliest(engine)
+                    assert served.spans == (VersionSpan(version, 0, 12),)
+                    assert same(served, wanted) == (version == 202)
+            assert not written.is_full
+            assert written.delta_bytes < written.size_bytes / 100
+            await updates.close()
+            await engine.update_weights(server.models[0], 203, "keep")
 
     asyncio.run(main())
 
