@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from support.later import Later
 from support.waiting import until
 
 from prorl_zmq import PhaseLimits, Sampling
+from prorl_zmq.errors import NoBackend
 from prorl_zmq.wire.messages.backends import AddBackend, Backend, BackendAlive, EngineLoad
 from prorl_zmq.wire.messages.base import new_id
 from prorl_zmq.wire.messages.jobs import Harness
@@ -372,6 +374,25 @@ def test_an_engines_kv_cache_and_its_room_are_shown(served: SharedService, dashb
         "preempted": "17",
         "computed again": "25 %",
     }
+
+
+@pytest.mark.proof(quick=True)
+def test_a_fetch_of_weights_is_shown_while_it_runs(served: SharedService, dashboard: Page, tmp_path: Path) -> None:
+    engine = Backend(backend_id="fetches", endpoint=f"ipc://{tmp_path}/silent", name="other")
+    region = dashboard.get_by_role("region", name="Fetching weights", exact=True)
+    with served.client() as client, served.client() as trainer, ThreadPoolExecutor() as pool:
+        client.backends.add(engine)
+        try:
+            go(dashboard, "#/backends")
+            playwright.expect(dashboard.get_by_role("region", name="Backends", exact=True)).to_contain_text("fetches")
+            playwright.expect(region).to_have_count(0)
+            update = pool.submit(trainer.update_weights, tmp_path, 7, model="other", timeout_s=60)
+            fetched = cells(dashboard, "Fetching weights", "fetches")
+        finally:
+            client.backends.remove("fetches")
+        assert isinstance(update.exception(60), NoBackend)
+        playwright.expect(region).to_have_count(0)
+    assert fetched == {"backend": "fetches", "version": "7"}
 
 
 def test_a_job_is_cancelled_by_its_button(served: SharedService, dashboard: Page) -> None:

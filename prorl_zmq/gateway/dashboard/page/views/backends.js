@@ -95,6 +95,7 @@ function content(drain) {
   const caches = list.backends.filter((status) => status.load?.kv_tokens).map(cacheCells);
   const warned = list.backends.filter((status) => status.backend.warning);
   const unwell = list.backends.filter((status) => status.problem);
+  const fetching = list.backends.filter((status) => status.fetching != null);
   return [
     h("p", { class: "quiet" }, `${count(list.waiting)} jobs wait for a backend.`),
     card("Registered", null, table("Backends", columns, rows, "No backend has registered.")),
@@ -113,6 +114,18 @@ function content(drain) {
               status.next_try_s == null ? NOTHING : seconds(status.next_try_s),
             ]),
           ),
+        )
+      : null,
+    fetching.length
+      ? card(
+          "Fetching weights",
+          null,
+          table(
+            "Fetching weights",
+            [["backend", "id"], ["version", "number"]],
+            fetching.map((status) => [status.backend.backend_id, status.fetching]),
+          ),
+          h("p", { class: "quiet small" }, "The hosts fetch these weights; their engines generate meanwhile."),
         )
       : null,
     warned.length
