@@ -98,7 +98,9 @@ class Life:
 
     def allocations(self, job_name: str = "prorl-nodes") -> list[Allocation]:
         command = ("squeue", "-h", "-r", "-n", job_name, "-o", SQUEUE_FORMAT)
-        return parse_squeue(self.cluster.run(LOGIN, *command).stdout)
+        if (done := self.cluster.run(LOGIN, *command, check=False)).returncode:
+            done = self.cluster.run(LOGIN, *command)  # a busy controller closes connections: squeue ends by SIGPIPE
+        return parse_squeue(done.stdout)
 
     def running(self) -> list[Allocation]:
         return [one for one in self.allocations() if one.is_running]
