@@ -110,7 +110,7 @@ BUDGET = {
     "inference": 3100,
     "inference.chat": 2700,
     "inference.embedded": 250,
-    "inference.hosting": 3150,
+    "inference.hosting": 3200,
     "inference.http": 2650,
     "inference.tool_calls": 1600,
     "inference.vllm": 1500,

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
-from ..errors import InvalidWeights
+from ..errors import InvalidWeights, RequestTimeout
 from ..system.files import open_regular
 from ..system.threads import run_aside
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+    from threading import Event
 
     from ..errors import ProrlError
 
@@ -31,6 +32,7 @@ DELTA = "delta"
 """In the folder of a full version of weights: the same version as a difference to the one before."""
 DRAFT = "draft"
 """In the folder of a version of weights: those of the draft model, a whole checkpoint."""
+UNWANTED = "newer weights were asked for meanwhile, or these were cancelled"
 NAMED_LIMIT = 3
 """Most tensors that a message names."""
 
@@ -85,6 +87,12 @@ async def read_in_time(
         raise late(f"{path} could not be read within {limit_s:.3g} s", path=str(path)) from None
 
 
+def check_wanted(ended: Event | None) -> None:
+    """Raise `RequestTimeout` once weights are not wanted any more."""
+    if ended is not None and ended.is_set():
+        raise RequestTimeout(UNWANTED)
+
+
 def check_checkpoint(path: Path, like: Path) -> None:
     """Check that the weights in the folder `path` can replace those in the folder `like`.
 
@@ -109,7 +117,7 @@ def check_checkpoint(path: Path, like: Path) -> None:
         )
 
 
-def read_ahead(path: Path, until: float) -> int:
+def read_ahead(path: Path, until: float, ended: Event | None = None) -> int:
     """Read a checkpoint, a folder or a file, so that the machine has it in memory; return the bytes.
 
     What cannot be read is left to the engine, which says why.
@@ -117,6 +125,10 @@ def read_ahead(path: Path, until: float) -> int:
     Args:
         path: of the checkpoint.
         until: the end of the time allowed, by `time.monotonic`.
+        ended: set once the weights are not wanted any more.
+
+    Raises:
+        RequestTimeout: `ended` was set.
     """
     read_bytes = 0
     buffer = bytearray(READ_AHEAD_BYTES)
@@ -124,6 +136,7 @@ def read_ahead(path: Path, until: float) -> int:
         for file in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
             with open(file, "rb", buffering=0, opener=open_regular) as content:
                 while time.monotonic() < until and (read := content.readinto(buffer)):
+                    check_wanted(ended)
                     read_bytes += read
     return read_bytes
 

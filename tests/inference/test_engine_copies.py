@@ -152,6 +152,39 @@ def test_the_heartbeats_report_the_copy_without_a_relay_too(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("ending", ["cancel", "fetch", "load"])
+def test_a_fetch_ends_once_its_version_is_not_wanted(policy: Policy, tmp_path: Path, ending: UpdateStep) -> None:
+    """It waits for the copy, which another process of this host holds."""
+
+    async def test(engine: FolderEngine, updates: EngineUpdates, root: Path) -> None:
+        with PublishedWeights(root, KINDS, threads=1) as published:
+            first, second = (publish(published, VERSIONS[version], version).path for version in (1, 2))
+        copy = LocalCopy(tmp_path / "copy", None)
+        copy.fetch(first, Content(1))
+        asked = WeightUpdate("f", "fetch", 2, str(second), timeout_s=600.0)
+        with copy.reading(Content(1)):
+            fetch = asyncio.create_task(updates.update(asked))
+            again = asyncio.create_task(updates.update(replace_field(asked, request_id="again")))
+            await asyncio.sleep(0)
+            assert not fetch.done()
+            await updates.update(replace_field(asked, step="cancel", weight_version=5))
+            assert not fetch.done(), "another version was cancelled"
+            version = 2 if ending == "cancel" else 1
+            end = asyncio.create_task(
+                updates.update(replace_field(asked, step=ending, weight_version=version, path=str(first)))
+            )
+            async with asyncio.timeout(WAIT_S):
+                for ended in (fetch, again):
+                    with pytest.raises(RequestTimeout, match="or these were cancelled"):
+                        await ended
+        await end
+        await updates.update(asked)
+        await updates.update(replace_field(asked, step="load"))
+        assert_same(engine.loaded[-1][2], VERSIONS[2])
+
+    with_folders(policy, tmp_path, test)
+
+
 @pytest.mark.parametrize("copies_all", [True, False])
 def test_draft_weights_are_read_ahead_and_loaded_where_they_are(
     policy: Policy, tmp_path: Path, copies_all: bool
@@ -403,7 +436,7 @@ def test_without_a_copy_a_fetch_reads_ahead(tmp_path: Path) -> None:
 
 def test_what_a_server_elsewhere_reads_is_not_read_here(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Path] = []
-    monkeypatch.setattr(engine_updates, "read_ahead", lambda path, _: read.append(path))
+    monkeypatch.setattr(engine_updates, "read_ahead", lambda path, *_: read.append(path))
 
     async def main() -> None:
         for reads_here in (True, False):

@@ -19,6 +19,7 @@ import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -82,6 +83,10 @@ class EngineUpdates:
         self._draft_ignored = False
         """Whether the log says so."""
         self._begun: _Begun | None = None
+        self._fetching: int | None = None
+        """The version that is fetched, or was fetched last."""
+        self._unwanted = Event()
+        """Set once that version is not wanted any more."""
         self._one_change = asyncio.Lock()
         self._giving_up: set[asyncio.Task[None]] = set()
 
@@ -103,6 +108,8 @@ class EngineUpdates:
     async def update(self, request: WeightUpdate) -> UpdateTimes | None:
         """Do one step of an update; return what a fetch or a load cost. Raises as its method does."""
         version = request.weight_version
+        if request.step in ("fetch", "load"):
+            self._end_fetches_but(version)
         match request.step:
             case "fetch":
                 content = Content(version, request.digest)
@@ -214,13 +221,15 @@ class EngineUpdates:
                 )
 
     async def cancel(self, weight_version: int) -> None:
-        """Resume with the weights that the engine has, if an update to this version was begun.
+        """Resume with the weights that the engine has, if an update to this version was begun; end its fetch.
 
         Raises:
             UpdateInProgress: an update to another version was begun.
             EngineFailed: the engine could not resume; the call may be repeated.
         """
         self._check_none_but(weight_version)
+        if self._fetching == weight_version:
+            self._end_fetches_but(None)
         if self._begun is not None:
             await self._take_back(self._begun)
 
@@ -236,8 +245,10 @@ class EngineUpdates:
         Raises:
             InvalidWeights: they have other content, or cannot be copied.
             EngineFailed: the copy cannot be written.
-            RequestTimeout: the folder or its copy took too long; a later load continues.
+            RequestTimeout: the folder or its copy took too long; a later load continues. Or the version was cancelled,
+                or another one came.
         """
+        ended = self._unwanted
         limit_s *= ANSWER_SHARE
         began = time.monotonic()
         until = began + limit_s
@@ -247,15 +258,15 @@ class EngineUpdates:
         copy = await read_in_time(left_s, self._copy_for, path, wanted, relay, late=RequestTimeout)
         if copy is not None:
             left_s = until - time.monotonic()
-            fetched = await read_in_time(left_s, copy.fetch, path, wanted, until, late=RequestTimeout)
+            fetched = await read_in_time(left_s, copy.fetch, path, wanted, until, ended, late=RequestTimeout)
             read_bytes += fetched.read_bytes
             await run_aside(self._note_copy, copy)
         elif self._engine.description.reads_here:
             with suppress(InvalidWeights):
-                read_bytes = await read_in_time(until - time.monotonic(), read_ahead, path, until)
+                read_bytes = await read_in_time(until - time.monotonic(), read_ahead, path, until, ended)
         if draft is not None:
             with suppress(InvalidWeights):
-                read_bytes += await read_in_time(until - time.monotonic(), read_ahead, draft, until)
+                read_bytes += await read_in_time(until - time.monotonic(), read_ahead, draft, until, ended)
         return UpdateTimes(time.monotonic() - began, read_bytes=read_bytes)
 
     async def load(
@@ -328,6 +339,14 @@ class EngineUpdates:
             task.cancel()
         if self._relay is not None:
             await run_aside(self._relay.close)
+
+    def _end_fetches_but(self, version: int | None) -> None:
+        """End the fetches of all versions but this one."""
+        if self._fetching != version:
+            self._unwanted.set()
+            self._fetching, self._unwanted = version, Event()
+            if version is None and self._relay is not None:
+                self._relay.end_fetch()
 
     async def _bring(self, path: Path, wanted: Content, relay: WeightRelay | None, until: float) -> tuple[Path, int]:
         """Bring the copy to a version of a trainer that shares no disk; return its folder here, and the bytes read."""

@@ -29,7 +29,7 @@ import zmq
 
 from ...errors import EngineFailed, InvalidWeights, RequestTimeout
 from ...wire.messages.relay import COPY_FILE, INDEX_FILE, CopyState, WeightSource
-from ..checkpoint import INDEX
+from ..checkpoint import INDEX, UNWANTED
 from ..weights.copy_failure import copy_failure
 from ..weights.copy_folder import SYNC
 from ..weights.local_copy import BOOT_ID, LOCK_POLL_S
@@ -158,7 +158,7 @@ class WeightsRelay:
         def check() -> None:
             check_deadline(until)
             if self._newest != relay.index:
-                raise RequestTimeout("newer weights were asked for meanwhile")
+                raise RequestTimeout(UNWANTED)
 
         check()
         target = version_path(self._incoming, wanted.version)
@@ -311,9 +311,14 @@ class WeightsRelay:
                 except BlockingIOError:
                     check_deadline(until)
                     if self._newest != newest:
-                        raise RequestTimeout("newer weights were asked for meanwhile") from None
+                        raise RequestTimeout(UNWANTED) from None
                     time.sleep(LOCK_POLL_S)
             yield
+
+    def end_fetch(self) -> None:
+        """Give up what is being fetched."""
+        if self._newest != CLOSED:
+            self._newest = ""
 
     def close(self) -> None:
         """Stop serving, and give up what is being fetched."""

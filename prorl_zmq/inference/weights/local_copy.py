@@ -33,7 +33,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple, TypeVar
 import msgspec
 
 from ...errors import EngineFailed, InvalidWeights, RequestTimeout
-from ..checkpoint import DELTA, INDEX, check_checkpoint, some_names
+from ..checkpoint import DELTA, INDEX, check_checkpoint, check_wanted, some_names
 from .copy_failure import copy_failure
 from .copy_folder import SYNC
 from .stored_tensor import StoredTensor
@@ -43,6 +43,7 @@ from .version_folder import header_bytes, published, read_version, version_path,
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+    from threading import Event
 
     from .version_folder import Place, VersionFolder
 
@@ -136,10 +137,12 @@ class _Run:
 
     threads: int
     until: float
+    ended: Event | None
     read_bytes: int = 0
     tensors: int = 0
 
-    def check_time(self) -> None:
+    def check(self) -> None:
+        check_wanted(self.ended)
         if time.monotonic() > self.until:
             raise RequestTimeout("the weights were not fetched in time")
 
@@ -161,6 +164,7 @@ class _Run:
                 with suppress(IndexError):  # another thread has taken the last one
                     name = left.popleft()
                     try:
+                        self.check()
                         done[name] = work(name)
                     except BaseException as error:  # noqa: BLE001 - raised below
                         failures.append(error)
@@ -197,27 +201,28 @@ class LocalCopy:
         state = self._state()
         return state.had if state.writing is None else None
 
-    def fetch(self, path: Path, wanted: Content, until: float = inf) -> Fetched:
+    def fetch(self, path: Path, wanted: Content, until: float = inf, ended: Event | None = None) -> Fetched:
         """Bring the copy to a version. Engines may generate meanwhile; who reads the copy is waited for.
 
         Args:
             path: the version's folder; those of the versions before it are next to it.
             wanted: the version, and what identifies its content if that is known.
             until: the end of the time allowed, by `time.monotonic`.
+            ended: set once the version is not wanted any more.
 
         Raises:
             InvalidWeights: the version or one on the way to it is missing, damaged, of other tensors, or of other
                 content than `wanted`; the message names it. The copy may be of no version then, but the next `fetch`
                 continues it.
             EngineFailed: a file cannot be read or written; `final` if that will last: for instance, the disk is full.
-            RequestTimeout: it took too long; the next `fetch` continues.
+            RequestTimeout: it took too long, or was ended; the next `fetch` continues.
         """
         began = time.perf_counter()
         source = _Source(path, wanted.version, self._like)
         try:
-            with self._locked(fcntl.LOCK_EX, until):
-                run = _Run(self._threads, until)
-                run.check_time()
+            with self._locked(fcntl.LOCK_EX, until, ended):
+                run = _Run(self._threads, until, ended)
+                run.check()
                 if wanted.weights and self.had == wanted:
                     return Fetched(*wanted, 0, 0, time.perf_counter() - began)  # the folder may be gone
                 try:
@@ -315,7 +320,6 @@ class LocalCopy:
         with _opened(full, os.O_RDONLY) as sources, _opened(self._own(), os.O_RDWR) as ours:
 
             def take(name: str) -> int | None:
-                run.check_time()
                 wanted, form = theirs[name].checksum, full.checksum_format
                 if wanted and not is_new and ours[name].checksum(form) == wanted:
                     return None
@@ -345,7 +349,6 @@ class LocalCopy:
             self._note(msgspec.structs.replace(state, writing=f"{delta.version:06d}", writing_weights=delta.weights))
 
             def change(name: str) -> int | None:
-                run.check_time()
                 wanted, form, tensor = delta.tensors[name].checksum, delta.checksum_format, ours[name]
                 if again and tensor.checksum(form) == wanted:
                     return None
@@ -369,7 +372,6 @@ class LocalCopy:
             self._note(State())
 
             def restore(name: str) -> int:
-                run.check_time()
                 if ours[name].checksum(delta.checksum_format) != delta.tensors[name].checksum:
                     raise _Torn(f"the tensor {name} is not that of version {delta.version}")
                 try:
@@ -441,13 +443,14 @@ class LocalCopy:
         write_aside(self.folder / INDEX, json.dumps(index).encode())
 
     @contextmanager
-    def _locked(self, how: int, until: float) -> Iterator[None]:
+    def _locked(self, how: int, until: float, ended: Event | None = None) -> Iterator[None]:
         sync = self.folder / SYNC
         if not sync.is_dir() and self.folder.is_dir() and any(self.folder.iterdir()):
             raise EngineFailed(f"{self.folder} has files that are no copy of weights; give another `weights_dir`")
         sync.mkdir(parents=True, exist_ok=True)
         with (sync / "lock").open("a") as lock:
             while not _try_lock(lock, how):
+                check_wanted(ended)
                 if time.monotonic() > until:
                     raise RequestTimeout(f"another process held the copy in {self.folder} for all of the time")
                 time.sleep(LOCK_POLL_S)

@@ -96,6 +96,23 @@ def test_versions_in_order(world: World) -> None:
     assert world.fetch(COUNT) == 0
 
 
+def test_a_fetch_that_is_ended_stops_between_two_tensors_and_is_continued(world: World) -> None:
+    class EndedLater(threading.Event):
+        checks = 0
+
+        def is_set(self) -> bool:
+            self.checks += 1
+            return self.checks > 3
+
+    for version in (1, 2):
+        ended = EndedLater()
+        with pytest.raises(RequestTimeout, match="or these were cancelled"):
+            world.copy.fetch(version_path(world.root, version), world.contents[version], ended=ended)
+        assert ended.checks < len(KINDS) + 3
+        assert world.copy.had is None, "a part of it has come"
+        world.fetch(version)
+
+
 def test_a_late_host_takes_the_full_version_and_the_deltas(world: World) -> None:
     assert FULL_BYTES < world.fetch(COUNT) < 1.5 * FULL_BYTES
 
