@@ -33,7 +33,8 @@ class Handshake:
     """A socket that connects, now or when somebody binds the endpoint; owns it and the socket of its events.
 
     A `curve_key` of None stands for a broker, another one for a peer, whose key it is (empty: it has none). Over `ipc://`
-    there are events only with `watch`. At most `messages` wait to be received.
+    there are events only with `watch`; `retries` adds one for each try to connect that failed. At most `messages` wait
+    to be received.
 
     Raises:
         InvalidEndpoint: the endpoint is malformed; or only one of us and a peer has keys.
@@ -51,6 +52,7 @@ class Handshake:
         messages: int = HIGH_WATER_MARK,
         ping_s: float = PING_S,
         watch: bool = False,
+        retries: bool = False,
     ) -> None:
         self._endpoint = endpoint
         self._keyring = keyring
@@ -65,7 +67,8 @@ class Handshake:
         self.socket = open_socket(context, kind, limit_bytes, ping_s)
         self.socket.rcvhwm = messages
         is_watched = watch or endpoint.startswith("tcp://")
-        self.events = self.socket.get_monitor_socket(EVENTS) if is_watched else None
+        wanted = EVENTS | zmq.EVENT_CONNECT_RETRIED if retries else EVENTS
+        self.events = self.socket.get_monitor_socket(wanted) if is_watched else None
         """Where the events arrive; None: nowhere."""
         try:
             if curve_key is None:

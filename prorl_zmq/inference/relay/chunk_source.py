@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ...wire.messages.relay import WeightSource
     from .chunk_plan import Key
 
+GONE_S = 1.0
+"""After this time a source is left at whose address no process listens."""
 SILENCE_S = 5.0
 """After this time without a word a source is left. A stopped process is disconnected earlier, by the heartbeats."""
 STALL_S = 30.0
@@ -62,6 +64,8 @@ class ChunkSource:
         self._check = check
         self._order = SourceOrder(len(sources))
         self._connection: Handshake | None = None
+        self._is_gone = False
+        """Whether no process listens at the source's address."""
         self._heard = self._fed = 0.0
         self._barren = 0
         """How many fell silent since a chunk came."""
@@ -170,19 +174,29 @@ class ChunkSource:
             self.fed_by[source.name] = self.fed_by.get(source.name, 0) + len(frames[3])
             return "", False, False
         while events is not None and events.poll(0):
-            if self._connection.note(events.recv_multipart()) == zmq.Event.DISCONNECTED:
+            event = self._connection.note(events.recv_multipart())
+            if event == zmq.Event.DISCONNECTED:
                 return "is disconnected", False, False
+            if event in (zmq.Event.CONNECTED, zmq.Event.CONNECT_RETRIED):
+                self._is_gone = event == zmq.Event.CONNECT_RETRIED
         if self._connection.refused:
             return self._connection.problem, False, True
+        return self._silence(now), False, False
+
+    def _silence(self, now: float) -> str:
+        """Return why to leave a source that gives nothing; empty: it has time left."""
+        if self._is_gone and now > self._heard + GONE_S:
+            return f"is gone: for {GONE_S:g} s no process has listened there"
         if now > self._heard + SILENCE_S:
-            return f"says nothing for {SILENCE_S:g} s", False, False
+            return f"says nothing for {SILENCE_S:g} s"
         if now > self._fed + STALL_S:
-            return f"has given nothing for {STALL_S:g} s", False, False
-        return "", False, False
+            return f"has given nothing for {STALL_S:g} s"
+        return ""
 
     def _connect(self, source: WeightSource) -> str:
         """Connect to a source if it is not; return why that is not possible."""
         if self._connection is None:
+            self._is_gone = False
             self._heard = self._fed = time.monotonic()
             try:
                 self._connection = Handshake(
@@ -194,6 +208,7 @@ class ChunkSource:
                     limit_bytes=INDEX_LIMIT_BYTES,
                     messages=MESSAGES_LIMIT,
                     watch=True,
+                    retries=True,
                 )
             except InvalidEndpoint as error:
                 return error.message

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import zmq
+from support.ports import free_port
 from support.relay_world import CHUNK, ELSEWHERE, Liar, World
 from support.weight_versions import KINDS, assert_same, model, publish, read_copy
 
 from prorl_zmq.errors import EngineFailed, InvalidWeights, RequestTimeout
 from prorl_zmq.inference.checkpoint import INDEX, TensorKind
-from prorl_zmq.inference.relay import chunk_server, offered_folder
+from prorl_zmq.inference.relay import chunk_server, chunk_source, offered_folder
 from prorl_zmq.inference.relay.offered_copy import offered_copy
 from prorl_zmq.inference.relay.publisher_relay import PublisherRelay
 from prorl_zmq.inference.relay.weights_relay import WeightsRelay
@@ -29,7 +30,7 @@ from prorl_zmq.inference.weights.published_weights import PublishedWeights
 from prorl_zmq.inference.weights.version_chain import Content
 from prorl_zmq.inference.weights.version_folder import remove_version, version_path
 from prorl_zmq.wire import codec
-from prorl_zmq.wire.messages.relay import COPY_FILE, DATA, GONE, INDEX_FILE, ChunkAsk
+from prorl_zmq.wire.messages.relay import COPY_FILE, DATA, GONE, INDEX_FILE, ChunkAsk, WeightSource
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,6 +110,20 @@ def test_a_late_host_copies_another_when_the_trainer_is_gone(world: World) -> No
         world.bring(host, version)
     world.trainer.close()
     assert [*world.bring(late, version, host.source)] == ["h0"]
+
+
+def test_sources_that_are_gone_are_left_before_they_count_as_silent(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, late = world.host(), world.host()
+    version = world.publish()
+    world.bring(host, version)
+    world.trainer.close()
+    monkeypatch.setattr(chunk_source, "SILENCE_S", 600.0)
+    gone = WeightSource("dead", f"tcp://127.0.0.1:{free_port()}")
+    with caplog.at_level(logging.INFO):
+        assert [*world.bring(late, version, gone, host.source)] == ["h0"]
+    assert f"dead at {gone.endpoint} is gone: for 1 s no process has listened there" in caplog.text
 
 
 def test_a_late_host_rather_copies_another_than_the_trainers_chain(world: World) -> None:
