@@ -32,7 +32,6 @@ DELTA = "delta"
 """In the folder of a full version of weights: the same version as a difference to the one before."""
 DRAFT = "draft"
 """In the folder of a version of weights: those of the draft model, a whole checkpoint."""
-UNWANTED = "newer weights were asked for meanwhile, or these were cancelled"
 NAMED_LIMIT = 3
 """Most tensors that a message names."""
 
@@ -90,7 +89,7 @@ async def read_in_time(
 def check_wanted(ended: Event | None) -> None:
     """Raise `RequestTimeout` once weights are not wanted any more."""
     if ended is not None and ended.is_set():
-        raise RequestTimeout(UNWANTED)
+        raise RequestTimeout("other weights were asked for meanwhile, or these were cancelled")
 
 
 def check_checkpoint(path: Path, like: Path) -> None:

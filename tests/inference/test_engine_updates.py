@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from prorl_zmq.errors import EngineFailed, InvalidWeights, UpdateInProgress, UpdateNotBegun
+from prorl_zmq.errors import EngineFailed, InvalidWeights, RequestTimeout, UpdateInProgress, UpdateNotBegun
 from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.hosting import engine_updates
 from prorl_zmq.inference.hosting.engine_updates import EngineUpdates
+from prorl_zmq.inference.relay.weights_relay import WeightsRelay
+from prorl_zmq.inference.weights.local_copy import LocalCopy
 from prorl_zmq.inference.weights.version_chain import Content
 from prorl_zmq.wire.messages.jobs import Sampling
-from prorl_zmq.wire.messages.relay import WeightRelay
+from prorl_zmq.wire.messages.relay import WeightRelay, WeightSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,6 +130,36 @@ def test_a_load_that_never_reached_the_engine_ends_the_update(policy: Policy, tm
         with pytest.raises(InvalidWeights, match="shares no disk"):
             await one.updates.load(tmp_path, Content(5), "keep", relay)
         assert spans(await running) == [(0, 0, 200)]
+
+    run(policy, test)
+
+
+@pytest.mark.parametrize("step", ["begin", "fetch", "load", "set"])
+def test_a_version_that_a_dead_trainer_has_holds_up_no_other(
+    policy: Policy, make_policy: Callable[..., Policy], tmp_path: Path, step: str
+) -> None:
+    new, copy = tmp_path / "new.npz", tmp_path / "copy"
+    make_policy(7).save(new)
+
+    async def test(one: Engine) -> None:
+        relay = WeightsRelay(LocalCopy(copy, None), None, "host", None)
+        updates = EngineUpdates(one.engine, copy, copies_all=True, relay=relay)
+        dead = WeightRelay("0" * 64, (WeightSource("trainer", f"ipc://{tmp_path}/dead"),))
+        late = asyncio.create_task(updates.load(Path("/elsewhere/weight_v000005"), Content(5, "5"), "keep", dead))
+        while not (copy / ".weight_sync/incoming/lock").exists():  # noqa: ASYNC110 - a thread makes it
+            await asyncio.sleep(0)
+        match step:
+            case "begin":
+                await updates.begin(6, "keep", LONG_S)
+            case "fetch":
+                await updates.fetch(new, Content(6), LONG_S)
+            case "load":
+                await updates.load(new, Content(6), "keep")
+            case "set":
+                await updates.set_version(6)
+        with pytest.raises(RequestTimeout, match="other weights were asked for meanwhile"):
+            await late
+        await updates.close()
 
     run(policy, test)
 

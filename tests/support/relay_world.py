@@ -23,6 +23,8 @@ from prorl_zmq.wire.messages.relay import ChunkAsk, WeightRelay, WeightSource
 from .weight_versions import KINDS, assert_same, model, publish, read_copy, step
 
 if TYPE_CHECKING:
+    from threading import Event
+
     from prorl_zmq.inference.weights.published_weights import Written
 
     from .weight_versions import Model
@@ -71,12 +73,14 @@ class World:
         self.hosts.append(Host(self.folder, f"h{len(self.hosts)}"))
         return self.hosts[-1]
 
-    def bring(self, host: Host, version: int, *sources: WeightSource, limit_s: float = 20.0) -> dict[str, int]:
+    def bring(
+        self, host: Host, version: int, *sources: WeightSource, limit_s: float = 20.0, ended: Event | None = None
+    ) -> dict[str, int]:
         """Bring a host to a version; return which source gave how much."""
         relay = self.relays[version]
         relay = WeightRelay(relay.index, (*sources, *relay.sources))
         content = Content(version, self.written[version].weights)
-        host.relay.bring(ELSEWHERE, content, relay, time.monotonic() + limit_s)
+        host.relay.bring(ELSEWHERE, content, relay, time.monotonic() + limit_s, ended)
         with host.copy.reading(content) as folder:
             assert_same(read_copy(folder), self.models[version])
         assert (host.relay.state.version, host.relay.state.weights) == content

@@ -83,10 +83,10 @@ class EngineUpdates:
         self._draft_ignored = False
         """Whether the log says so."""
         self._begun: _Begun | None = None
-        self._fetching: int | None = None
-        """The version that is fetched, or was fetched last."""
+        self._wanted: Content | None = None
+        """The weights that are fetched, or were fetched last."""
         self._unwanted = Event()
-        """Set once that version is not wanted any more."""
+        """Set once they are not wanted any more."""
         self._one_change = asyncio.Lock()
         self._giving_up: set[asyncio.Task[None]] = set()
 
@@ -108,8 +108,6 @@ class EngineUpdates:
     async def update(self, request: WeightUpdate) -> UpdateTimes | None:
         """Do one step of an update; return what a fetch or a load cost. Raises as its method does."""
         version = request.weight_version
-        if request.step in ("fetch", "load"):
-            self._end_fetches_but(version)
         match request.step:
             case "fetch":
                 content = Content(version, request.digest)
@@ -139,6 +137,8 @@ class EngineUpdates:
         self._check_none_but(weight_version)
         loop = asyncio.get_running_loop()
         if self._begun is None:
+            if self._wanted is not None and self._wanted.version != weight_version:
+                self._want(None)
             stopping = loop.create_task(self._stop(mode), name=f"begin update {weight_version}")
             stopping.add_done_callback(lambda task: task.cancelled() or task.exception())  # who waits for it, has it
             self._begun = _Begun(weight_version, stopping, loop.call_later(limit_s, self._limit_passed, limit_s))
@@ -228,8 +228,8 @@ class EngineUpdates:
             EngineFailed: the engine could not resume; the call may be repeated.
         """
         self._check_none_but(weight_version)
-        if self._fetching == weight_version:
-            self._end_fetches_but(None)
+        if self._wanted is not None and self._wanted.version == weight_version:
+            self._want(None)
         if self._begun is not None:
             await self._take_back(self._begun)
 
@@ -245,15 +245,15 @@ class EngineUpdates:
         Raises:
             InvalidWeights: they have other content, or cannot be copied.
             EngineFailed: the copy cannot be written.
-            RequestTimeout: the folder or its copy took too long; a later load continues. Or the version was cancelled,
-                or another one came.
+            RequestTimeout: the folder or its copy took too long, the version was cancelled, or others were asked for; a
+                later load continues.
         """
-        ended = self._unwanted
+        ended = self._want(wanted)
         limit_s *= ANSWER_SHARE
         began = time.monotonic()
         until = began + limit_s
         draft = await self._draft_of(path, until)
-        path, read_bytes = await self._bring(path, wanted, relay, until)
+        path, read_bytes = await self._bring(path, wanted, relay, until, ended)
         left_s = until - time.monotonic()
         copy = await read_in_time(left_s, self._copy_for, path, wanted, relay, late=RequestTimeout)
         if copy is not None:
@@ -278,10 +278,12 @@ class EngineUpdates:
             UpdateInProgress: an update to another version was begun.
             InvalidWeights: they cannot be used; the engine continues with its current ones.
             EngineFailed: the engine does not support new weights, or failed during the update.
-            RequestTimeout: the weights could not be copied within `FETCH_S`; the engine continues as before.
+            RequestTimeout: the weights could not be copied within `FETCH_S`, were cancelled meanwhile, or others were
+                asked for; the engine continues as before.
         """
         weight_version = wanted.version
         self._check_none_but(weight_version)
+        ended = self._want(wanted)
         begun = self._begun
         if begun is not None:
             begun.limit.cancel()  # a load has its own limits
@@ -292,13 +294,13 @@ class EngineUpdates:
             reached = False
             try:
                 draft = await self._draft_of(path, until)
-                path, _ = await self._bring(path, wanted, relay, until)
+                path, _ = await self._bring(path, wanted, relay, until, ended)
                 left_s = until - time.monotonic()
                 copy = await read_in_time(left_s, self._copy_for, path, wanted, relay, late=RequestTimeout)
                 with ExitStack() as held:
                     if copy is not None:
                         left_s = until - time.monotonic()
-                        hold = await read_in_time(left_s, copy.hold, path, wanted, until, late=RequestTimeout)
+                        hold = await read_in_time(left_s, copy.hold, path, wanted, until, ended, late=RequestTimeout)
                         held.enter_context(hold)
                         path = copy.folder
                         await run_aside(self._note_copy, copy)
@@ -325,11 +327,13 @@ class EngineUpdates:
             EngineFailed: the engine is gone.
         """
         self._check_none_but(None)
+        self._want(None)
         async with self._one_change:
             await self._engine.set_weight_version(weight_version)
 
     async def close(self) -> None:
         """Forget a begun update; the engine is closed already. May be called again."""
+        self._want(None)
         begun = self._begun
         if begun is not None:
             self._forget(begun)
@@ -340,15 +344,19 @@ class EngineUpdates:
         if self._relay is not None:
             await run_aside(self._relay.close)
 
-    def _end_fetches_but(self, version: int | None) -> None:
-        """End the fetches of all versions but this one."""
-        if self._fetching != version:
-            self._unwanted.set()
-            self._fetching, self._unwanted = version, Event()
-            if version is None and self._relay is not None:
-                self._relay.end_fetch()
+    def _want(self, wanted: Content | None) -> Event:
+        """End the fetches of all other weights; return what ends those of these.
 
-    async def _bring(self, path: Path, wanted: Content, relay: WeightRelay | None, until: float) -> tuple[Path, int]:
+        A version whose trainer died may never come, and would hold up all others.
+        """
+        if self._wanted != wanted:
+            self._unwanted.set()
+            self._wanted, self._unwanted = wanted, Event()
+        return self._unwanted
+
+    async def _bring(
+        self, path: Path, wanted: Content, relay: WeightRelay | None, until: float, ended: Event
+    ) -> tuple[Path, int]:
         """Bring the copy to a version of a trainer that shares no disk; return its folder here, and the bytes read."""
         if relay is None:
             return path, 0
@@ -360,7 +368,7 @@ class EngineUpdates:
             )
         left_s = until - time.monotonic()
         try:
-            return await read_in_time(left_s, self._relay.bring, path, wanted, relay, until, late=RequestTimeout)
+            return await read_in_time(left_s, self._relay.bring, path, wanted, relay, until, ended, late=RequestTimeout)
         except RequestTimeout as error:
             asked = ", ".join(f"{one.name} at {one.endpoint}" for one in relay.sources[-ASKED_NAMED:])
             message = (

@@ -20,6 +20,7 @@ import os
 import shutil
 import time
 from contextlib import contextmanager, suppress
+from functools import partial
 from hashlib import sha256
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -27,9 +28,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
-from ...errors import EngineFailed, InvalidWeights, RequestTimeout
+from ...errors import EngineFailed, InvalidWeights
 from ...wire.messages.relay import COPY_FILE, INDEX_FILE, CopyState, WeightSource
-from ..checkpoint import INDEX, UNWANTED
+from ..checkpoint import INDEX, check_wanted
 from ..weights.copy_failure import copy_failure
 from ..weights.copy_folder import SYNC
 from ..weights.local_copy import BOOT_ID, LOCK_POLL_S
@@ -47,8 +48,9 @@ from .offered_copy import content_of, copy_problem
 from .offered_folder import OfferedFolder, offered_version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+    from threading import Event
 
     from ...security.keyring import Keyring
     from ...wire.messages.relay import WeightRelay
@@ -57,7 +59,6 @@ if TYPE_CHECKING:
     from .chunk_plan import Key
     from .chunk_server import ChunkServer
 
-CLOSED = "closed"
 
 log = logging.getLogger("prorl.relay")
 
@@ -77,8 +78,7 @@ class WeightsRelay:
         self._server = server
         self._keyring = keyring
         self._incoming = copy.folder / SYNC / "incoming"
-        self._newest = ""
-        """The index of the version that was asked for last: an older one is given up."""
+        self._closed = False
         self._state_lock = Lock()
         source = WeightSource(name, server.endpoint, server.curve_key) if server is not None else None
         place = sha256(f"{_machine()} {_disk(copy.folder)}".encode()).hexdigest()
@@ -99,7 +99,9 @@ class WeightsRelay:
         if self._server is not None:
             self._server.forget_copies()
 
-    def bring(self, path: Path, wanted: Content, relay: WeightRelay, until: float) -> tuple[Path, int]:
+    def bring(
+        self, path: Path, wanted: Content, relay: WeightRelay, until: float, ended: Event | None = None
+    ) -> tuple[Path, int]:
         """Bring the host's copy to a version; return a folder with the version, and the bytes that were read for it.
 
         Args:
@@ -107,35 +109,48 @@ class WeightsRelay:
             wanted: the version.
             relay: its index, and whom to ask.
             until: the end of the time allowed, by `time.monotonic`.
+            ended: set once the version is not wanted any more.
 
         Raises:
             InvalidWeights: no source has it, or all gave wrong bytes; or as `LocalCopy.fetch`.
-            EngineFailed: it cannot be written; `final` as with `LocalCopy.fetch`.
-            RequestTimeout: it took too long, or a newer version was asked for; another call continues.
+            EngineFailed: it cannot be written (`final` as with `LocalCopy.fetch`), or the host is stopping.
+            RequestTimeout: it took too long, or was ended; another call continues.
         """
         if not wanted.weights:
             raise InvalidWeights(f"the weights {wanted.version} came without a digest of their content", path=str(path))
-        if self._newest == CLOSED:
-            raise EngineFailed("the engine host is stopping", unreachable=True)
-        self._newest = relay.index
+        check = partial(self._check, until, ended)
+        check()
         had = self._copy.had
         try:
-            near = self._near(path, wanted, relay, until, had)
+            near = self._near(path, wanted, relay, check, had)
             try:
-                read = self._copy.fetch(near, wanted, until).read_bytes
+                read = self._copy.fetch(near, wanted, until, ended).read_bytes
             except InvalidWeights as error:
                 if near == path:
                     raise
                 log.warning("%s; fetching a full version", error.message)
-                near = self._near(path, wanted, relay, until, None, trusts=False)
-                read = self._copy.fetch(near, wanted, until).read_bytes
+                near = self._near(path, wanted, relay, check, None, trusts=False)
+                read = self._copy.fetch(near, wanted, until, ended).read_bytes
         except OSError as error:
             raise copy_failure(self._incoming, error) from error
         self.note_copy()
         return near, read
 
+    def _check(self, until: float, ended: Event | None) -> None:
+        check_deadline(until)
+        check_wanted(ended)
+        if self._closed:
+            raise EngineFailed("the engine host is stopping", unreachable=True)
+
     def _near(
-        self, path: Path, wanted: Content, relay: WeightRelay, until: float, had: Content | None, *, trusts: bool = True
+        self,
+        path: Path,
+        wanted: Content,
+        relay: WeightRelay,
+        check: Callable[[], None],
+        had: Content | None,
+        *,
+        trusts: bool = True,
     ) -> Path:
         """Return a folder of this host with a version, which is fetched from other processes if need be.
 
@@ -147,19 +162,15 @@ class WeightsRelay:
             return path
         if had == wanted:
             return self._incoming / "none"  # at `path` this host may have a folder of another trainer
-        with self._alone(until):
-            return self._fetch(wanted, relay, until, had, trusts=trusts)
+        with self._alone(check):
+            return self._fetch(wanted, relay, check, had, trusts=trusts)
 
     # The transfer -----------------------------------------------------------------------------------------------------
 
-    def _fetch(self, wanted: Content, relay: WeightRelay, until: float, had: Content | None, *, trusts: bool) -> Path:
+    def _fetch(
+        self, wanted: Content, relay: WeightRelay, check: Callable[[], None], had: Content | None, *, trusts: bool
+    ) -> Path:
         began = time.monotonic()
-
-        def check() -> None:
-            check_deadline(until)
-            if self._newest != relay.index:
-                raise RequestTimeout(UNWANTED)
-
         check()
         target = version_path(self._incoming, wanted.version)
         there = find_route(self._look, had, wanted) if trusts else None
@@ -300,29 +311,21 @@ class WeightsRelay:
             )
 
     @contextmanager
-    def _alone(self, until: float) -> Iterator[None]:
+    def _alone(self, check: Callable[[], None]) -> Iterator[None]:
         self._incoming.mkdir(parents=True, exist_ok=True)
-        newest = self._newest
         with (self._incoming / "lock").open("a") as lock:
             while True:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    check_deadline(until)
-                    if self._newest != newest:
-                        raise RequestTimeout(UNWANTED) from None
+                    check()
                     time.sleep(LOCK_POLL_S)
             yield
 
-    def end_fetch(self) -> None:
-        """Give up what is being fetched."""
-        if self._newest != CLOSED:
-            self._newest = ""
-
     def close(self) -> None:
         """Stop serving, and give up what is being fetched."""
-        self._newest = CLOSED
+        self._closed = True
         if self._server is not None:
             self._server.close()
 

@@ -254,14 +254,14 @@ class LocalCopy:
                 raise InvalidWeights(f"{self.folder} has {what}, not {wanted.version}", path=str(self.folder))
             yield self.folder
 
-    def hold(self, path: Path, wanted: Content, until: float = inf) -> ExitStack:
+    def hold(self, path: Path, wanted: Content, until: float = inf, ended: Event | None = None) -> ExitStack:
         """Bring the copy to a version, and keep it unchanged until the returned context is closed.
 
         Raises:
             ProrlError: as `fetch`.
         """
         while True:
-            fetched = self.fetch(path, wanted, until)
+            fetched = self.fetch(path, wanted, until, ended)
             with ExitStack() as stack:
                 try:
                     stack.enter_context(self.reading(Content(wanted.version, fetched.weights), until))

@@ -16,6 +16,7 @@ import pytest
 import zmq
 from support.ports import free_port
 from support.relay_world import CHUNK, ELSEWHERE, Liar, World
+from support.waiting import until
 from support.weight_versions import KINDS, assert_same, model, publish, read_copy
 
 from prorl_zmq.errors import EngineFailed, InvalidWeights, RequestTimeout
@@ -25,6 +26,7 @@ from prorl_zmq.inference.relay.offered_copy import offered_copy
 from prorl_zmq.inference.relay.publisher_relay import PublisherRelay
 from prorl_zmq.inference.relay.weights_relay import WeightsRelay
 from prorl_zmq.inference.weights import version_folder
+from prorl_zmq.inference.weights.copy_folder import SYNC
 from prorl_zmq.inference.weights.local_copy import LocalCopy
 from prorl_zmq.inference.weights.published_weights import PublishedWeights
 from prorl_zmq.inference.weights.version_chain import Content
@@ -35,7 +37,14 @@ from prorl_zmq.wire.messages.relay import COPY_FILE, DATA, GONE, INDEX_FILE, Chu
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from support.relay_world import Host
+
 PAUSE = Event()
+
+
+def wait_fetching(host: Host) -> None:
+    """Wait until a host that has fetched nothing begins to."""
+    until((host.copy.folder / SYNC / "incoming/lock").exists, "the fetch")
 
 
 def test_a_chain_of_hosts_gets_each_version(world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -237,8 +246,7 @@ def test_a_trainer_that_is_started_again_in_the_middle(world: World) -> None:
     world.trainer.close()
     with ThreadPoolExecutor() as pool:
         bringing = pool.submit(world.bring, host, version)
-        while host.relay._newest != world.relays[version].index:
-            PAUSE.wait(0.01)
+        wait_fetching(host)
         world.trainer = PublisherRelay(world.root, world.relays[version].sources[0].endpoint, None, lambda _: None)
         world.trainer.relay(world.written[version].path)
         assert [*bringing.result()] == ["trainer"]
@@ -272,7 +280,7 @@ def test_what_came_before_a_death_is_not_fetched_again(world: World) -> None:
     assert sum(world.bring(again, version).values()) == CHUNK + index < first
 
 
-def test_a_newer_version_replaces_one_that_is_being_fetched(world: World) -> None:
+def test_a_fetch_that_is_ended_leaves_its_place_to_another(world: World) -> None:
     host = world.host()
     version = world.publish()
     newer = world.publish()
@@ -283,11 +291,12 @@ def test_a_newer_version_replaces_one_that_is_being_fetched(world: World) -> Non
     liar = Liar(f"ipc://{world.folder}/liar", answer)
     try:
         with ThreadPoolExecutor() as pool:
-            older = pool.submit(world.bring, host, version, liar.source)
-            while host.relay._newest != world.relays[version].index:
-                PAUSE.wait(0.01)
+            ended = Event()
+            older = pool.submit(world.bring, host, version, liar.source, ended=ended)
+            wait_fetching(host)
+            ended.set()
             assert [*world.bring(host, newer)] == ["trainer"]
-            with pytest.raises(RequestTimeout, match="newer weights"):
+            with pytest.raises(RequestTimeout, match="other weights"):
                 older.result()
     finally:
         liar.close()

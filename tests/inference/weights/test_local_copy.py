@@ -358,10 +358,10 @@ def test_an_engine_reads_no_other_content_of_its_version(
         other = publish(second, model(8), 1)
     neighbour, fetch, calls = LocalCopy(world.folder, world.served, threads=1), world.copy.fetch, 0
 
-    def overtaken(path: Path, wanted: Content, until: float) -> Fetched:
+    def overtaken(path: Path, wanted: Content, until: float, ended: threading.Event | None) -> Fetched:
         nonlocal calls
         calls += 1
-        done = fetch(path, wanted, until)
+        done = fetch(path, wanted, until, ended)
         if calls == 1:
             neighbour.fetch(other.path, Content(1, other.weights))
         return done
