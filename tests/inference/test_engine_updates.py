@@ -134,6 +134,30 @@ def test_a_load_that_never_reached_the_engine_ends_the_update(policy: Policy, tm
     run(policy, test)
 
 
+def test_an_engine_that_cannot_resume_after_a_load_is_asked_again(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(one: Engine) -> None:
+        end, failures = one.engine.end_update, [EngineFailed("HTTP 503")]
+
+        async def fails_once(weight_version: int | None) -> None:
+            if failures:
+                raise failures.pop()
+            await end(weight_version)
+
+        monkeypatch.setattr(one.engine, "end_update", fails_once)
+        monkeypatch.setattr(engine_updates, "AGAIN_S", 0.01)
+        running = await one.generating()
+        await one.updates.begin(5, "keep", LONG_S)
+        with pytest.raises(InvalidWeights, match="shares no disk"):
+            await one.updates.load(tmp_path, Content(5), "keep", WeightRelay("0" * 64, ()))
+        assert one.updates.under_way
+        assert spans(await running) == [(0, 0, 200)]
+        assert not one.updates.under_way
+
+    run(policy, test)
+
+
 @pytest.mark.parametrize("step", ["begin", "fetch", "load", "set"])
 def test_a_version_that_a_dead_trainer_has_holds_up_no_other(
     policy: Policy, make_policy: Callable[..., Policy], tmp_path: Path, step: str

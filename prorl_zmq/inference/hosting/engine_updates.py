@@ -315,9 +315,12 @@ class EngineUpdates:
                 return UpdateTimes(loading - fetching, load_s, load_s if pause_s is None else pause_s)
             finally:
                 if begun is not None:
-                    if not reached:
-                        await self._engine.end_update(None)
-                    self._forget(begun)
+                    try:
+                        if not reached:
+                            await self._engine.end_update(None)
+                        self._forget(begun)
+                    except EngineFailed as error:
+                        self._resume_later(begun, AGAIN_S, error)
 
     async def set_version(self, weight_version: int) -> None:
         """Set the version of the engine's weights, from the next token on.
@@ -462,9 +465,12 @@ class EngineUpdates:
         try:
             await self._take_back(begun)
         except EngineFailed as error:
-            log.warning("the engine could not resume, and is asked again: %s", error.message)
-            if self._begun is begun:
-                begun.limit = asyncio.get_running_loop().call_later(AGAIN_S, self._limit_passed, limit_s)
+            self._resume_later(begun, limit_s, error)
+
+    def _resume_later(self, begun: _Begun, limit_s: float, error: EngineFailed) -> None:
+        log.warning("the engine could not resume, and is asked again: %s", error.message)
+        if self._begun is begun:
+            begun.limit = asyncio.get_running_loop().call_later(AGAIN_S, self._limit_passed, limit_s)
 
     def _forget(self, begun: _Begun) -> None:
         begun.limit.cancel()
