@@ -32,7 +32,7 @@ from ...errors import EngineFailed, InvalidWeights
 from ...wire.messages.relay import COPY_FILE, INDEX_FILE, CopyState, WeightSource
 from ..checkpoint import INDEX, check_wanted
 from ..weights.copy_failure import copy_failure
-from ..weights.copy_folder import SYNC
+from ..weights.copy_folder import SYNC, opened_lock
 from ..weights.local_copy import BOOT_ID, LOCK_POLL_S
 from ..weights.version_chain import Version, find_route
 from ..weights.version_folder import (
@@ -313,7 +313,7 @@ class WeightsRelay:
     @contextmanager
     def _alone(self, check: Callable[[], None]) -> Iterator[None]:
         self._incoming.mkdir(parents=True, exist_ok=True)
-        with (self._incoming / "lock").open("a") as lock:
+        with opened_lock(self._incoming / "lock") as lock:
             while True:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

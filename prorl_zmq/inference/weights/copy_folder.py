@@ -16,7 +16,7 @@ import stat
 import tempfile
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from ...errors import ConfigError
 from ...system.file_system import LOCAL, file_system_of
@@ -87,13 +87,26 @@ def _is_copy(path: Path) -> bool:
         return True  # for all that is known
 
 
+@contextmanager
+def opened_lock(path: Path) -> Iterator[int]:
+    """Open the file of a lock, which is made: its descriptor. Writable and readable, since NFS locks no others.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    try:
+        if not stat.S_ISREG(os.fstat(lock).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        yield lock
+    finally:
+        os.close(lock)
+
+
 def _held(path: Path, stack: ExitStack) -> bool:
     """Hold a lock, which is made: a host that is about to make it must find it."""
     try:
-        lock = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
-        stack.callback(os.close, lock)
-        if not stat.S_ISREG(os.fstat(lock).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        lock = stack.enter_context(opened_lock(path))
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except FileNotFoundError:
         return True
@@ -102,17 +115,16 @@ def _held(path: Path, stack: ExitStack) -> bool:
     return True
 
 
-def _shared(folder: Path, model: str) -> IO[str]:
+def _shared(folder: Path, model: str) -> ExitStack:
     """Check a folder, which is made, and share its lock; begin again if `prorl clean` removes it meanwhile."""
     path = folder / SYNC / LOCKS[0]
     while True:
         _check(folder, model)
         with ExitStack() as stack, suppress(FileNotFoundError):
-            lock = stack.enter_context(path.open("a"))
+            lock = stack.enter_context(opened_lock(path))
             fcntl.flock(lock, fcntl.LOCK_SH)
-            if os.path.samestat(os.fstat(lock.fileno()), path.stat()):
-                stack.pop_all()
-                return lock
+            if os.path.samestat(os.fstat(lock), path.stat()):
+                return stack.pop_all()
 
 
 def _check(folder: Path, model: str) -> None:

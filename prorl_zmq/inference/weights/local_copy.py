@@ -28,14 +28,14 @@ from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from threading import Thread
-from typing import IO, TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
 from ...errors import EngineFailed, InvalidWeights, RequestTimeout
 from ..checkpoint import DELTA, INDEX, check_checkpoint, check_wanted, some_names
 from .copy_failure import copy_failure
-from .copy_folder import SYNC
+from .copy_folder import SYNC, opened_lock
 from .stored_tensor import StoredTensor
 from .tensor_delta import frame_limit
 from .version_chain import Content, Version, find_route
@@ -448,7 +448,7 @@ class LocalCopy:
         if not sync.is_dir() and self.folder.is_dir() and any(self.folder.iterdir()):
             raise EngineFailed(f"{self.folder} has files that are no copy of weights; give another `weights_dir`")
         sync.mkdir(parents=True, exist_ok=True)
-        with (sync / "lock").open("a") as lock:
+        with opened_lock(sync / "lock") as lock:
             while not _try_lock(lock, how):
                 check_wanted(ended)
                 if time.monotonic() > until:
@@ -482,9 +482,9 @@ def _opened(version: VersionFolder, flags: int) -> Iterator[dict[str, StoredTens
         yield {name: StoredTensor(files[at.file], at.at, at.length) for name, at in version.tensors.items()}
 
 
-def _try_lock(file: IO[str], how: int) -> bool:
+def _try_lock(lock: int, how: int) -> bool:
     with suppress(BlockingIOError):
-        fcntl.flock(file, how | fcntl.LOCK_NB)
+        fcntl.flock(lock, how | fcntl.LOCK_NB)
         return True
     return False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -9,14 +10,16 @@ import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 import pytest
-from support.weight_versions import model, write_checkpoint
+from support.weight_versions import assert_same, model, read_copy, write_checkpoint
 
-from prorl_zmq.errors import ConfigError
+from prorl_zmq.errors import ConfigError, EngineFailed
 from prorl_zmq.inference.weights import copy_folder
 from prorl_zmq.inference.weights.copy_folder import LOCKS, SYNC, find_copies, unused_copy, used_copy
+from prorl_zmq.inference.weights.local_copy import LocalCopy
+from prorl_zmq.inference.weights.version_chain import Content
 from prorl_zmq.service import leftovers
 from prorl_zmq.service.leftovers import Leftover, Wanted, find_leftovers
 
@@ -93,7 +96,7 @@ def test_hosts_share_a_copy_that_a_run_folder_links_to(tmp_path: Path) -> None:
 def test_a_host_makes_a_copy_again_that_is_removed_while_it_locks_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def removed_meanwhile(file: IO[str], kind: int) -> None:
+    def removed_meanwhile(file: int, kind: int) -> None:
         monkeypatch.setattr(copy_folder.fcntl, "flock", flock)
         shutil.rmtree(tmp_path / "copy")
         flock(file, kind)
@@ -103,6 +106,36 @@ def test_a_host_makes_a_copy_again_that_is_removed_while_it_locks_it(
     with used_copy(tmp_path / "copy", "", tmp_path):
         assert (tmp_path / "copy" / SYNC / LOCKS[0]).is_file()
         assert not is_unused(tmp_path / "copy")
+
+
+def test_a_copy_on_nfs_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux has locks there only of files that are opened for reading (shared) or for writing (exclusive)."""
+
+    def nfs(file: int, how: int) -> None:
+        mode = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE
+        if mode == (os.O_WRONLY if how & fcntl.LOCK_SH else os.O_RDONLY):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(file, how)
+
+    flock = fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", nfs)
+    version = write_checkpoint(tmp_path / "version", model())
+    copy = LocalCopy(tmp_path / "copy", None, threads=1)
+    with used_copy(copy.folder, "", tmp_path):
+        copy.fetch(version, Content(1))
+        with copy.reading(Content(1)) as folder:
+            assert_same(read_copy(folder), model())
+        assert not is_unused(copy.folder)
+    assert is_unused(copy.folder)
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_lock_that_is_a_pipe_is_refused(tmp_path: Path, lock: str) -> None:
+    (tmp_path / "copy" / SYNC).mkdir(parents=True)
+    os.mkfifo(tmp_path / "copy" / SYNC / lock)
+    expected = pytest.raises((ConfigError, EngineFailed), match=r"no regular file.*give another `weights_dir`")
+    with expected, used_copy(tmp_path / "copy", "", tmp_path):
+        LocalCopy(tmp_path / "copy", None).fetch(tmp_path / "weight_v000001", Content(1))
 
 
 def test_a_removal_leaves_the_copy_that_a_host_makes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,9 +167,11 @@ def test_copies_that_cannot_be_looked_at_stay() -> None:
             (copy / SYNC).mkdir(parents=True)
         (copies["locked"] / SYNC / LOCKS[0]).touch(0o000)
         os.mkfifo(copies["pipe"] / SYNC / LOCKS[0])
+        (copies["pipe"] / SYNC / LOCKS[0]).chmod(0o666)
         (copies["folder"] / SYNC / LOCKS[0]).mkdir()
         for lock in LOCKS:
             (copies["mine"] / SYNC / lock).touch()
+            (copies["mine"] / SYNC / lock).chmod(0o666)
         closed = disk / "closed" / "weights" / "policy"
         (closed / SYNC).mkdir(parents=True)
         (disk / "copies").mkdir()
