@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import ConfigError, EndpointInUse
-from ..inference.weights.copy_folder import find_copies, unused_copy
+from ..inference.weights.copy_folder import find_copies, shared_kind, unused_copy
 from ..system.held_file import holder
 from ..system.run_folder import JOURNAL_SUFFIX, RUN_DIR_MARK, run_dir_problem
 from ..system.run_places import base_run_dir, default_run_dir, shared_run_dir
@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 
 USED = "a process of a service uses it; stop that first"
 DEAR = "it takes long to make; {flag} removes it too"
+SHARED = (
+    "it is on {kind}, where another machine's engine may use it, which its lock need not show; remove the folder "
+    "yourself if none does"
+)
 UNCOLLECTED = "may hold results that were not collected; --journals removes it too"
 
 
@@ -161,6 +165,9 @@ def _copy(path: Path) -> Leftover:
         if not reason:
             with unused_copy(path) as is_unused:
                 reason = "" if is_unused else USED
+            kind = shared_kind(path)
+            if not reason and kind:
+                reason = SHARED.format(kind=kind)
     except OSError as error:
         reason = f"it cannot be looked at: {error}"
     return Leftover(path, "copy of weights", size, reason, partial(_remove_copy, path))

@@ -55,10 +55,15 @@ def used_copy(folder: Path, model: str, run_dir: Path) -> Iterator[None]:
         except OSError as error:
             message = f"no copy of the weights can be made: {error}; give another `weights_dir`"
             raise ConfigError(message, key="weights_dir") from error
-        kind = file_system_of(folder / SYNC)
-        if kind and kind not in LOCAL:
+        if kind := shared_kind(folder):
             log.warning("%s is on %s; `weights_dir` is for a local disk of each machine", folder, kind)
         yield
+
+
+def shared_kind(folder: Path) -> str:
+    """Return the kind of a copy's file system if other machines may use it, such as `nfs4`; empty: it is local."""
+    kind = file_system_of(folder / SYNC)
+    return kind if kind not in LOCAL else ""
 
 
 def find_copies(folder: Path) -> list[Path]:

@@ -138,6 +138,17 @@ def test_a_lock_that_is_a_pipe_is_refused(tmp_path: Path, lock: str) -> None:
         LocalCopy(tmp_path / "copy", None).fetch(tmp_path / "weight_v000001", Content(1))
 
 
+def test_a_copy_that_another_machine_may_use_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = tmp_path / "weights" / "policy"
+    with used_copy(copy, "", tmp_path):
+        (used,) = found_in(tmp_path)
+    (unused,) = found_in(tmp_path)
+    monkeypatch.setattr(copy_folder, "file_system_of", lambda _: "nfs4")
+    (shared,) = found_in(tmp_path)
+    assert (used.kept, unused.kept) == (leftovers.USED, "")
+    assert "it is on nfs4, where another machine's engine may use it" in shared.kept
+
+
 def test_a_removal_leaves_the_copy_that_a_host_makes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy, removed = tmp_path / "weights" / "policy", []
 
