@@ -225,10 +225,13 @@ class LocalCopy:
                 run.check()
                 if wanted.weights and self.had == wanted:
                     return Fetched(*wanted, 0, 0, time.perf_counter() - began)  # the folder may be gone
+                had = self._state().had
                 try:
-                    self._fetch(source, wanted, run, self._state().had)
-                except _Torn as torn:
-                    log.warning("%s: %s; beginning again with a full version", self.folder, torn)
+                    self._fetch(source, wanted, run, had)
+                except (_Torn, InvalidWeights) as problem:
+                    if isinstance(problem, InvalidWeights) and (had is None or not (path / DELTA).is_dir()):
+                        raise
+                    log.warning("%s: %s; beginning again with a full version", self.folder, problem)
                     self._fetch(source, wanted, run, None)
                 weights = self._state().weights
         except _Torn as torn:

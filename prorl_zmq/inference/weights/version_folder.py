@@ -285,7 +285,7 @@ def _name(path: Path) -> str:
 
 
 def published(path: Path, number: int) -> Version:
-    """Return what a folder has of a version.
+    """Return what a folder has of a version; a delta beside a full version that cannot be used is left out.
 
     Args:
         path: the folder.
@@ -295,16 +295,17 @@ def published(path: Path, number: int) -> Version:
         InvalidWeights: as `read_version`, or a file is missing.
     """
     found = read_version(path)
-    delta = found if found.base_version is not None else None
-    full_bytes = None if delta is not None else found.size_bytes()
-    if delta is None and (path / DELTA).is_dir():
+    if found.version not in (None, number):
+        raise found.invalid(f"says that it is version {found.version}")
+    if found.base_version is not None:
+        return Version(number, found.weights, None, found.base_version, found.base_weights, found.size_bytes())
+    full = Version(number, found.weights, found.size_bytes())
+    with suppress(InvalidWeights):
         delta = read_version(path / DELTA)
-    for one in (found, delta):
-        if one is not None and one.version not in (None, number):
-            raise one.invalid(f"says that it is version {one.version}")
-    if delta is None:
-        return Version(number, found.weights, full_bytes)
-    return Version(number, found.weights, full_bytes, delta.base_version, delta.base_weights, delta.size_bytes())
+        if delta.version in (None, number):
+            base, weights, size_bytes = delta.base_version, delta.base_weights, delta.size_bytes()
+            return full._replace(base=base, base_weights=weights, delta_bytes=size_bytes)
+    return full
 
 
 # Writing --------------------------------------------------------------------------------------------------------------

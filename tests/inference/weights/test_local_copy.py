@@ -25,7 +25,7 @@ from support.weight_versions import (
 )
 
 from prorl_zmq.errors import EngineFailed, InvalidWeights, RequestTimeout
-from prorl_zmq.inference.checkpoint import INDEX
+from prorl_zmq.inference.checkpoint import DELTA, INDEX
 from prorl_zmq.inference.weights import local_copy, tensor_delta
 from prorl_zmq.inference.weights.local_copy import Fetched, LocalCopy
 from prorl_zmq.inference.weights.published_weights import PublishedWeights
@@ -236,6 +236,26 @@ def test_a_damaged_delta_changes_nothing(world: World, change: Callable[[bytearr
     remove_version(version_path(world.root, 4))
     refused(world, 5, "weight_v000005 cannot be reached, since weight_v000004 is not a folder")
     world.check(2)
+
+
+@pytest.mark.parametrize("file", [FILE, INDEX])
+@pytest.mark.parametrize("change", [cut, flip, None])
+def test_a_full_version_needs_no_delta_beside_it(
+    world: World, file: str, change: Callable[[bytearray], object] | None
+) -> None:
+    full = COUNT
+    while not (version_path(world.root, full) / DELTA).is_dir():
+        world.publish(step(world.models[full], full), full + 1)
+        full += 1
+    world.fetch(full - 1)
+    damaged = version_path(world.root, full) / DELTA / file
+    if change is None:
+        damaged.unlink()
+    else:
+        damage(damaged, change)
+    world.fetch(full)
+    world.publish(step(world.models[full], full), full + 1)
+    world.fetch(full + 1)
 
 
 def test_a_version_that_is_not_complete(world: World) -> None:
