@@ -226,7 +226,9 @@ class WeightRequests:
             if under_way.is_over():
                 self._follow(under_way, now)
         for backend_id in self._retries.due(now):
-            if backend_id in self._heap and self._heap.member(backend_id).needed_version:
+            member = self._heap.member(backend_id) if backend_id in self._heap else None
+            if member is not None and (member.needed_version or member.adapter_notes):
+                member.adapter_notes.clear()
                 self._catch_up(backend_id, now)
             else:
                 self._retries.forget(backend_id)
@@ -396,6 +398,7 @@ class WeightRequests:
                     continue
                 if error is not None and is_adapter:
                     self._heap.note_adapter(backend_id, model, f"loading version {version} failed: {error.message}")
+                    self._retries.failed(backend_id, now)
                 elif error is not None:
                     self._retry(backend_id, error, now)
                 elif version == self._heap.wanted_version(model):

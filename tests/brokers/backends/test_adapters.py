@@ -241,6 +241,30 @@ def test_a_backend_without_the_adapter_loads_it_before_it_gets_its_jobs() -> Non
     assert service.given("next") == "y"
 
 
+def test_a_backend_that_could_not_load_the_adapter_is_asked_again() -> None:
+    service = Service(Host("x"))
+    service.publish("a", 7)
+    y = Host("y")
+    y.failure = EngineFailed("not yet")
+    service.register(y)
+    y.failure = EngineFailed("the folder is not there yet")
+    wait_s = math.ceil(wait_share("y") * AGAIN_S)
+    service.pass_time(wait_s - 1)
+    assert y.asked == [("load", "a", 7)], "it is not asked again at once"
+    service.pass_time(1)
+    assert y.asked == [("load", "a", 7)] * 2
+    assert service.status("y").adapter_problems == {
+        "a": "loading version 7 failed: backend y: the folder is not there yet"
+    }
+    y.failure = None
+    service.pass_time(2 * wait_s)
+    assert y.asked == [("load", "a", 7)] * 3
+    assert service.status("y").adapter_problems == {}
+    assert {service.given(f"job-{number}") for number in range(3)} == {"x", "y"}
+    service.pass_time(8 * wait_s)
+    assert y.asked == [("load", "a", 7)] * 3
+
+
 def test_a_late_engine_loads_the_bases_weights_before_adapters_of_them() -> None:
     x, y, z = (Host(name, frozen=False) for name in "xyz")
     service = Service(x)
