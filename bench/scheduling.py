@@ -8,7 +8,7 @@ rollouts offered to one vLLM whose KV cache holds eight of them at their ends, f
 
 With more RUN slots than the best fixed number, our row shows what finding the number costs; the best fixed number of
 one duration of tools is wrong by a factor of two for another one. Rollouts of groups are timed from the group's first
-admission to its last end.
+admission to its last end. `scheduling_cost.py` measures what it costs the brokers.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import numpy as np
 import scheduling_real
 from engines import WITHOUT, Engines, vllm_python
 from harness import Incomplete, Row, command, report
+from scheduling_cost import COST, cost_rows
 from scheduling_real import FITTING as REAL_FITTING
 from scheduling_real import FIXED, NO_LIMIT, OURS
 from scheduling_simulation import HEARTBEAT_S, STARVED_S, Outcome, Plan, simulate
@@ -47,6 +48,8 @@ WEIGHTS_S = 60.0
 REAL = "a real vLLM"
 REAL_S = 60.0
 REAL_RATE, REAL_HITS = 2.0, 0.9
+PARTS = ("simulated", "cost", "real")
+COST_TURNS, QUICK_TURNS = 160, 2
 
 PARKED = f"at most {PARK_S:g} s and a heartbeat"
 
@@ -54,15 +57,25 @@ Results = dict[Plan, list[Outcome]]
 
 
 def measure(arguments: argparse.Namespace) -> list[Row]:
-    """Measure both parts, or one; a report that is there keeps the rows of the other."""
+    """Measure all parts, or one; a report that is there keeps the rows of the others."""
+    quick, turns = arguments.quick, QUICK_TURNS if arguments.quick else COST_TURNS
     if arguments.part is None:
-        rows = simulated_rows(arguments.quick)
-        return rows if arguments.quick else rows + real_rows(rows)
+        rows = simulated_rows(quick) + cost_rows(turns)
+        return rows if quick else rows + real_rows(rows)
     kept: list[Row] = []
     if arguments.json is not None and arguments.json.exists():
         before = [Row(**row) for row in json.loads(arguments.json.read_text())["rows"]]
-        kept = [row for row in before if row.name.startswith(REAL) != (arguments.part == "real")]
-    return kept + real_rows(kept) if arguments.part == "real" else simulated_rows(arguments.quick) + kept
+        kept = [row for row in before if part_of(row) != arguments.part]
+    if arguments.part == "real":
+        rows = real_rows(kept)
+    else:
+        rows = simulated_rows(quick) if arguments.part == "simulated" else cost_rows(turns)
+    return sorted(kept + rows, key=lambda row: PARTS.index(part_of(row)))
+
+
+def part_of(row: Row) -> str:
+    """Return which of `PARTS` a row belongs to."""
+    return "real" if row.name.startswith(REAL) else "cost" if row.name.startswith(COST) else "simulated"
 
 
 def simulated_rows(quick: bool) -> list[Row]:
@@ -187,8 +200,6 @@ def day_rows(plan: Plan, results: Results) -> list[Row]:
 
 if __name__ == "__main__":
     parser = command("scheduling", ABOUT)
-    parser.add_argument(
-        "--part", choices=("simulated", "real"), help="measure only this part, and keep the other's rows"
-    )
+    parser.add_argument("--part", choices=PARTS, help="measure only this part, and keep the rows of the others")
     given = parser.parse_args()
     report("scheduling", ABOUT, given, partial(measure, given))

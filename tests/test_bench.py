@@ -107,7 +107,7 @@ def test_a_quick_run_reports_positive_finite_figures(name, tmp_path, monkeypatch
 def test_every_benchmark_is_among_those_that_make_bench_runs():
     run_all = (BENCH / "run_all.py").read_text()
     modules = {path.stem for path in BENCH.glob("*.py") if "from harness import" in path.read_text()}
-    parts = {"record_losses", "weights_real", "weights_relay"}  # of `records` and `weights`
+    parts = {"record_losses", "scheduling_cost", "weights_real", "weights_relay"}
     assert modules - {"run_all", "guard", *parts} == {*NAMES, *PROVED}
     assert all(f'"{name}"' in run_all for name in (*NAMES, *PROVED))
 
