@@ -168,9 +168,9 @@ def measure(quick: bool) -> list[Row]:
     rows += relay(quick=quick)
     if find_spec("torch") is None:
         raise Incomplete("PyTorch is not installed: make .venv/.train", rows)
-    from weights_real import pauses, snapshots
+    from weights_real import PRETRAINING_STEPS, pauses, snapshots
 
-    return rows + (snapshots(7, 5, 2) + pauses(2, 1) if quick else snapshots(12, 40, 8) + pauses(5, 4))
+    return rows + (snapshots(7, 5, 2) + pauses(2, 1) if quick else snapshots(12, PRETRAINING_STEPS, 8) + pauses(5, 4))
 
 
 if __name__ == "__main__":
