@@ -6,11 +6,13 @@ brings its copy to it (`LocalCopy`), and slime's way of doing both, of whole ten
 turn. Rates are bytes of full weights per CPU second of the one thread, the best of the turns, since other load on the
 machine makes them lower only. 100 versions of a small model follow, each compared with the trainer's tensors; then the
 relay to eight hosts. With PyTorch, also the deltas of a small Llama that AdamW trains, and the load of a host's copy by
-an engine.
+an engine. With vLLM, its pause for that load (`weights_vllm.py`): the median of the ratios to a load of the same
+tensors from memory, in turns.
 """
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 from importlib.util import find_spec
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xxhash
 import zstandard
+from engines import WITHOUT, Engines, vllm_python
 from harness import Incomplete, Row, main
 from weights_relay import relay
 
@@ -39,6 +42,9 @@ ENCODE_GB_S, APPLY_GB_S, BYTES_SHARE = 0.6, 1.5, 0.02
 SLIME = "slime's way"
 SLIME_CHUNK = 2 << 20
 VERSIONS = 100
+VLLM_VERSIONS, VLLM_LOADS, VLLM_LIMIT_S = 2, 12, 3600.0
+PAUSE_RATIO = 1.2
+MEMORY = "vLLM's load of the same tensors from memory"
 
 
 def model(tensors: int, elements: int) -> Model:
@@ -163,6 +169,36 @@ def chain(versions: int) -> list[Row]:
     ]
 
 
+def vllm_rows(others: list[Row]) -> list[Row]:
+    """Measure the pauses of a real vLLM.
+
+    Raises:
+        Incomplete: there is no vLLM; it has the other rows.
+    """
+    python = vllm_python()
+    if python is None:
+        raise Incomplete(WITHOUT, others)
+    script = Path(__file__).with_name("weights_vllm.py")
+    with Engines(python) as engines:
+        arguments = (engines.model, engines.folder / "weights", VLLM_VERSIONS, VLLM_LOADS)
+        said = engines.output(str(script), *map(str, arguments), timeout_s=VLLM_LIMIT_S)
+    found = json.loads(said.splitlines()[-1])
+    rows = []
+    for form, loads in found.items():
+        pause, ratio = median(loads, "pause_s"), median(loads, "pause_s", "memory_s")
+        name, target = f"pause of a real vLLM for the host's copy of a {form}", f"at most {PAUSE_RATIO:g}×"
+        rows.append(Row(name, 1000 * pause, "ms", MEMORY, ratio, target, ratio <= PAUSE_RATIO))
+        cpu, ratio = median(loads, "cpu_s"), median(loads, "cpu_s", "memory_cpu_s")
+        rows.append(Row(f"CPU of its worker meanwhile, {form}", cpu, "CPU s", MEMORY, ratio))
+    every = [load for loads in found.values() for load in loads]
+    return [*rows, Row("its pause without a load", 1000 * median(every, "empty_pause_s"), "ms")]
+
+
+def median(loads: list[dict[str, float]], name: str, below: str = "") -> float:
+    """Return the median of a figure, or of its ratio to another one."""
+    return float(np.median([load[name] / (load[below] if below else 1.0) for load in loads]))
+
+
 def measure(quick: bool) -> list[Row]:
     rows = speeds(3, 4, 2**22) + chain(20) if quick else speeds(10, 8, 2**24) + chain(VERSIONS)
     rows += relay(quick=quick)
@@ -170,7 +206,10 @@ def measure(quick: bool) -> list[Row]:
         raise Incomplete("PyTorch is not installed: make .venv/.train", rows)
     from weights_real import PRETRAINING_STEPS, pauses, snapshots
 
-    return rows + (snapshots(7, 5, 2) + pauses(2, 1) if quick else snapshots(12, PRETRAINING_STEPS, 8) + pauses(5, 4))
+    if quick:
+        return rows + snapshots(7, 5, 2) + pauses(2, 1)
+    rows += snapshots(12, PRETRAINING_STEPS, 8) + pauses(5, 4)
+    return rows + vllm_rows(rows)
 
 
 if __name__ == "__main__":

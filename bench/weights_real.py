@@ -6,8 +6,8 @@ larger weights, so the model is first trained on text, until it predicts more th
 was 0.0141, 0.0145 and 0.0160, the first delta 4.3, 4.6 and 4.3 %, and the mean of the deltas 6 to 12 was 1.73, 1.83 and
 1.68 % of the full bytes (three draws each, at most 0.12 % apart).
 
-The engine reads the copy while it generates, and pauses to exchange its model; vLLM, which
-loads in the pause, is not measured here.
+The engine reads the copy while it generates, and pauses to exchange its model; vLLM loads in the pause
+(`weights_vllm.py`).
 """
 
 from __future__ import annotations
