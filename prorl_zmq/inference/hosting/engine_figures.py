@@ -98,7 +98,7 @@ class EngineFigures:
     def measure(self, now: float, *, updating: bool = False) -> list[str]:
         """Read the state of the engine's KV cache, and update `room` and `parking`; call it before each heartbeat.
 
-        Return the parked turns that go on.
+        Return the parked turns that may continue.
 
         Args:
             now: the time.

@@ -9,12 +9,12 @@ applies:
 
 | condition | effect |
 |---|---|
-| it is missing or invalid | none; after `SILENT_S`, it is not tight, and all parked turns go on |
+| it is missing or invalid | none; after `SILENT_S`, it is not tight, and all parked turns continue |
 | u > `FULL` and requests wait, or one was preempted | it is tight |
-| u < `CALM` | it is not tight; parked turns go on while u and their prompts stay below `CALM` |
+| u < `CALM` | it is not tight; parked turns continue while u and their prompts stay below `CALM` |
 | else | none |
 
-Besides, a parked turn goes on if its rollout is one of those that fit by now.
+A parked turn also continues if its rollout is one of those that fit by now.
 
 | a turn arrives | it is parked |
 |---|---|
@@ -22,8 +22,8 @@ Besides, a parked turn goes on if its rollout is one of those that fit by now.
 | it is tight | unless its rollout is one of those, oldest groups first, whose contexts fit into the cache together |
 | it is not tight | if turns are parked, all of older groups |
 
-Parked turns go on in the order of their group's age, each after `park_s` at the latest. `bench/scheduling.py` measures
-what parking gains.
+Parked turns continue in the order of their group's age, each after `park_s` at the latest.
+`bench/scheduling.py` measures what parking gains.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Parking(Generic[Turn]):
         self._parked.pop(turn, None)
 
     def update(self, report: KvReport | None, rollouts: int, now: float) -> list[Turn]:
-        """Apply the table above; return the turns that go on, in this order.
+        """Apply the table above; return the turns that may continue, in this order.
 
         Args:
             report: since the last update; None: the engine reported nothing.

@@ -200,7 +200,7 @@ class Parked(Reply, frozen=True):
     """
 
     limit_s: Seconds
-    """The turn goes on after this time at the latest."""
+    """The turn continues after this time at the latest."""
 
 
 class Scored(Reply, frozen=True, kw_only=True):
