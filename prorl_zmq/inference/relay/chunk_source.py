@@ -173,14 +173,16 @@ class ChunkSource:
             self._fed, self._barren = now, 0
             self.fed_by[source.name] = self.fed_by.get(source.name, 0) + len(frames[3])
             return "", False, False
+        is_disconnected = False
         while events is not None and events.poll(0):
             event = self._connection.note(events.recv_multipart())
-            if event == zmq.Event.DISCONNECTED:
-                return "is disconnected", False, False
+            is_disconnected |= event == zmq.Event.DISCONNECTED
             if event in (zmq.Event.CONNECTED, zmq.Event.CONNECT_RETRIED):
                 self._is_gone = event == zmq.Event.CONNECT_RETRIED
         if self._connection.refused:
             return self._connection.problem, False, True
+        if is_disconnected:
+            return self._connection.problem or "is disconnected", False, False
         return self._silence(now), False, False
 
     def _silence(self, now: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -106,6 +107,9 @@ def test_others_get_nothing(world: World, stranger: KeyRole | None, caplog: pyte
         pytest.raises(InvalidWeights, match="no source has the right weights; asked: trainer"),
     ):
         world.fetch(name)
+    attempts = [one.getMessage() for one in caplog.records if one.name == "prorl.relay" and one.levelname == "INFO"]
+    assert attempts
+    assert all(re.search(r"refused the key|wants keys", attempt) for attempt in attempts)
     assert world.trainer.sent_bytes == 0
 
 
