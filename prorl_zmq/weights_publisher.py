@@ -172,19 +172,26 @@ class WeightsPublisher:
         self._warned = False
         self._closed = False
         self._lock: int | None = None
-        if self._client is None:
-            return
-        self._served = read_tensors(Path(served))
-        self._tied = _tied_names(Path(served))
+        if self._client is not None:
+            try:
+                self._open(self._client, form, relay)
+            except BaseException:
+                self.close()
+                raise
+
+    def _open(self, client: RolloutClient, form: str, relay: str) -> None:
+        self._served = read_tensors(self._served_folder)
+        self._tied = _tied_names(self._served_folder)
         if form == "vllm":
             from .group_transfer import nccl_group
 
-            self._group = group or nccl_group
+            self._group = self._group or nccl_group
             return
         try:
             self._lock = claim_folder(self._folder, ".lock")
         except BlockingIOError:
-            raise ConfigError(f"another trainer publishes its weights in {folder}", key="folder") from None
+            message = f"another trainer publishes its weights in {self._folder}: end it, or give another `folder`"
+            raise ConfigError(message, key="folder") from None
         if form == "delta":
             try:
                 from .inference.weights.published_weights import PublishedWeights
@@ -195,14 +202,10 @@ class WeightsPublisher:
             from .inference.relay.publisher_relay import PublisherRelay
             from .inference.relay.relay_address import check_relay_address, warn_of_unreached
 
-            backends = self._client.backends
-            try:
-                check_relay_address(relay, has_keys=backends.keyring is not None)
-                warn_of_unreached(relay, [one.backend for one in backends.list()])
-                self._relay = PublisherRelay(self._folder, relay, backends.keyring, backends.ask)
-            except BaseException:
-                self.close()
-                raise
+            backends = client.backends
+            check_relay_address(relay, has_keys=backends.keyring is not None)
+            warn_of_unreached(relay, [one.backend for one in backends.list()])
+            self._relay = PublisherRelay(self._folder, relay, backends.keyring, backends.ask)
         for unfinished in self._folder.glob(".weights-*"):
             shutil.rmtree(unfinished, ignore_errors=True)
 

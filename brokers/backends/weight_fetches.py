@@ -62,6 +62,19 @@ def versions_fetched(requests: Iterable[UnderWay]) -> dict[str, int]:
     return {backend_id: fetch.request.weight_version for fetch in fetches for backend_id in fetch.missing.values()}
 
 
+def check_not_loading(requests: Iterable[UnderWay], request: WeightUpdate, now: float) -> None:
+    """Raise `UpdateInProgress` if engines load the weights that a client cancels: some may serve them already."""
+    for one in requests:
+        asked = one.request
+        is_loading = asked.step == "load" and not one.fetching and one.envelope is not None
+        if is_loading and (asked.model, asked.weight_version) == (request.model, request.weight_version):
+            raise UpdateInProgress(
+                f"engines load weights {asked.weight_version}: that cannot be cancelled; wait for the end, at most "
+                f"{max(0.0, one.until - now):.0f} s",
+                weight_version=asked.weight_version,
+            )
+
+
 def _end_of_fetch(fetch: UnderWay, request: WeightUpdate, now: float, *, begun: bool) -> ProrlError | None:
     """Return the error with which a request ends a fetch of its model; None: both continue.
 

@@ -62,7 +62,7 @@ from .weight_calls import (
     served_version,
     too_late,
 )
-from .weight_fetches import abandoned_fetches, ended_fetches, versions_fetched
+from .weight_fetches import abandoned_fetches, check_not_loading, ended_fetches, versions_fetched
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -280,6 +280,8 @@ class WeightRequests:
                 self._begin_load(request, now, request.timeout_s)
             case "load":  # it begins once the weights are fetched
                 update.check_none_but(version)
+            case "cancel":
+                check_not_loading(self._under_way.values(), request, now)
             case "transfer":
                 check_transfer(request, update.version, self._heap.trained(request.model))
             case "remove" | "set":
@@ -323,7 +325,8 @@ class WeightRequests:
         part = under_way.part(backend_id, self._kept(under_way, backend_id))
         if part.step == "load" and part.model in self._heap.adapters:
             part = replace(part, digest=self._updates.of(part.model).digest(part.weight_version))
-        part = replace(part, relay=relay_for(part, backend_id, self._registry.copies(part.model)))
+        if part.relay is not None:
+            part = replace(part, relay=relay_for(part, backend_id, self._registry.copies(part.model)))
         call = EngineCall(address_of(self._heap.member(backend_id).backend), part)
         under_way.outcomes[backend_id] = None
         self._calls.add(call, under_way, backend_id)

@@ -115,7 +115,7 @@ def _structural(recording: Recording, part: str) -> tuple[Suspect, ...]:
     evidence = (
         use_sentence(use)
         if part != ROOM
-        else "rollouts waited until others ended, since the KV caches of all engines were full"
+        else "rollouts waited until others ended, since no ready engine took more (see `prorl backends list`)"
     )
     itself = Suspect(kind, name, evidence, Change(partial(_without, part)), stage=stage, part=part)
     if use.waiting_share < SATURATED or 2 * use.slots > most:

@@ -178,7 +178,8 @@ def test_waiting_for_room_is_no_lack_of_a_backend() -> None:
     assert (explanation.finding.kind, explanation.finding.name) == ("engine", "room")
     assert explanation.sentences[0].startswith("The wait for room in an engine bounded the run")
     assert (
-        explanation.sentences[1] == "Rollouts waited until others ended, since the KV caches of all engines were full."
+        explanation.sentences[1]
+        == "Rollouts waited until others ended, since no ready engine took more (see `prorl backends list`)."
     )
     assert explanation.sentences[2].startswith(
         "With room for all rollouts (more engines, or shorter contexts), it would"

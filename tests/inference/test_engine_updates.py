@@ -188,6 +188,26 @@ def test_a_version_that_a_dead_trainer_has_holds_up_no_other(
     run(policy, test)
 
 
+def test_a_load_that_waits_for_another_is_not_done_once_it_is_replaced(
+    policy: Policy, make_policy: Callable[..., Policy], tmp_path: Path
+) -> None:
+    make_policy(7).save(tmp_path / "new.npz")
+
+    async def test(one: Engine) -> None:
+        async with one.updates._one_change:
+            first = asyncio.create_task(one.updates.load(tmp_path / "new.npz", Content(5), "keep"))
+            await asyncio.sleep(0)
+            second = asyncio.create_task(one.updates.load(tmp_path / "new.npz", Content(6), "keep"))
+            await asyncio.sleep(0)
+        with pytest.raises(RequestTimeout, match="other weights were asked for meanwhile"):
+            await first
+        assert one.engine.weight_version == 0
+        await second
+        assert one.engine.weight_version == 6
+
+    run(policy, test)
+
+
 @pytest.mark.parametrize("mode", ["keep", "drain", "abort"])
 def test_a_trainer_that_dies_does_not_hold_the_engine(
     policy: Policy, mode: UpdateMode, caplog: pytest.LogCaptureFixture

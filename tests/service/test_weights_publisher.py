@@ -247,6 +247,28 @@ def test_a_copy_that_cannot_be_written_ends_publish_at_once(
     assert [one.backend.weight_version for one in client.backends.list()] == [1]
 
 
+def test_a_publisher_that_cannot_begin_keeps_nothing_open(
+    service: TestService, served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "weights"
+    opened: list[RolloutClient] = []
+
+    def connect() -> RolloutClient:
+        opened.append(service.client())
+        return opened[-1]
+
+    def fail(*_: object) -> None:
+        raise OSError("no more files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(published_weights, "PublishedWeights", fail)
+        with pytest.raises(OSError, match="no more files"):
+            weights_publisher.WeightsPublisher(connect, served, folder, form="delta")
+    with pytest.raises(Closed):
+        opened[0].status()
+    weights_publisher.WeightsPublisher(connect, served, folder, form="delta").close()
+
+
 @pytest.mark.timeout(120)
 def test_what_another_publisher_wrote_under_the_same_number_is_refused(
     client: RolloutClient, served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

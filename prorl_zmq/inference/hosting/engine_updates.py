@@ -27,7 +27,17 @@ import msgspec
 from ...errors import EngineFailed, InvalidWeights, RequestTimeout, UpdateInProgress, UpdateNotBegun
 from ...system.threads import run_aside
 from ...wire.messages.engines import UpdateTimes
-from ..checkpoint import DRAFT, INDEX, delta_of, draft_of, index_metadata, lost_index, read_ahead, read_in_time
+from ..checkpoint import (
+    DRAFT,
+    INDEX,
+    check_wanted,
+    delta_of,
+    draft_of,
+    index_metadata,
+    lost_index,
+    read_ahead,
+    read_in_time,
+)
 from ..weights.version_chain import Content
 from .host_relay import local_copy
 
@@ -305,6 +315,7 @@ class EngineUpdates:
                         path = copy.folder
                         await run_aside(self._note_copy, copy)
                         log.info("the engine loads weights %d from this host's copy in %s", weight_version, path)
+                    check_wanted(ended)
                     loading, reached = time.monotonic(), True
                     if draft is not None:
                         engine = cast("DraftEngine", self._engine)

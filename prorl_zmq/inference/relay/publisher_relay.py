@@ -46,7 +46,11 @@ class PublisherRelay:
         self._ask = ask
         self._server = ChunkServer(endpoint, keyring)
         self._offered: dict[Path, OfferedFolder] = {}
-        self._serve()
+        try:
+            self._serve()
+        except BaseException:
+            self._server.close()
+            raise
 
     @property
     def sent_bytes(self) -> int:

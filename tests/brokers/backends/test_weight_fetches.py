@@ -54,6 +54,21 @@ def test_a_load_of_a_trainer_replaces_its_fetch_at_once(newer: WeightUpdate) -> 
     assert set(service.states().values()) == {("ready", newer.weight_version)}
 
 
+def test_weights_that_engines_load_cannot_be_cancelled() -> None:
+    service = Service()
+    service.ask(LOAD, b"trainer")
+    loads = service.calls()
+    assert {call.request.step for call in loads.values()} == {"load"}
+    service.ask(WeightUpdate("c", "cancel", 3, trainer="t"))
+    reply = service.reply()
+    assert isinstance(reply, Refused)
+    assert reply.error.code == "update_in_progress"
+    assert "engines load weights 3: that cannot be cancelled" in reply.error.message
+    for call in loads.values():
+        service.answer(call)
+    assert set(service.states().values()) == {("ready", 3)}
+
+
 def test_another_trainer_replaces_no_fetch() -> None:
     service = fetching()
     service.ask(replace(LOAD, request_id="s", weight_version=4, trainer="other"))
