@@ -10,7 +10,7 @@
     remove                                ask for it again whenever a host has the adapter
 
 A client's `load` begins with a `fetch`, during which engines generate and get jobs. It ends when all hosts have the
-weights near, or after half of the time. All hosts of a request share one deadline. A backend that leaves the list ends
+weights, or after half of the time. All hosts of a request share one deadline. A backend that leaves the list ends
 its part at the next tick. The reply is `Done` if all others did the step, else the error that explains the failure; a
 `begin` fails also if a backend left. A resent request joins the one in progress; a completed one gets the same reply
 again. Calls are resent after a lost connection. If the broker dies, the limits of hosts and broker end the update.

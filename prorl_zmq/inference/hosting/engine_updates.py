@@ -4,11 +4,11 @@ An update stops the engine, and is then ended, cancelled, replaced by a load tha
 after its limit (the trainer died). There is one update at a time; calls that change weights run in order.
 `Engine.begin_update` specifies what an engine does.
 
-A `fetch` before a load brings the weights near while the engine generates. A load without it does it itself. There are
-two ways. Full versions are read where the trainer wrote them, ahead into the machine's page cache. Deltas, and with
-`copies_all` all versions, are put into a copy that all engines of the model on this host share (see `LocalCopy`).
+A `fetch` before a load gets the weights to this machine while the engine generates. A load without it does it itself.
+There are two ways. Full versions are read where the trainer wrote them, ahead into the machine's page cache. Deltas, and
+with `copies_all` all versions, are put into a copy that all engines of the model on this host share (see `LocalCopy`).
 Versions of a trainer that shares no disk come to the copy by the relay (see `WeightsRelay`). A draft model's weights
-are read where they are, in each case.
+are read from the version's own folder.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ class EngineUpdates:
             await self._take_back(self._begun)
 
     async def fetch(self, path: Path, wanted: Content, limit_s: float, relay: WeightRelay | None = None) -> UpdateTimes:
-        """Bring weights near; the engine generates meanwhile. Without a copy, a load reads what was not read in time.
+        """Fetch weights to this machine, while the engine generates. Without a copy, a load reads the rest.
 
         Args:
             path: of the weights.

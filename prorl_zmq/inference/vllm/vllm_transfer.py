@@ -41,7 +41,7 @@ class VllmTransfer:
         return ""
 
     def close(self) -> None:
-        """Let go of vLLM, which has ended."""
+        """Drop the reference to vLLM, which has ended."""
         self._llm = None
 
     async def call(self, call: TransferCall, info: dict[str, Any]) -> None:

@@ -107,7 +107,7 @@ class WeightUpdate(Request, frozen=True):
 
     | step | an engine host |
     |---|---|
-    | `fetch` | brings the weights at `path` near, and generates meanwhile; sent by the broker before a `load` |
+    | `fetch` | fetches the weights at `path`, and generates meanwhile; sent by the broker before a `load` |
     | `begin` | stops generating, as `mode` says; for the version already begun, only restarts `limit_s` |
     | `transfer` | does the `call` of vLLM's own weight transfer, between `begin` and `end`; only the `receivers` |
     | `load` | loads the weights at `path` and serves them: begin, load and end in one |
@@ -217,7 +217,7 @@ class UpdateTimes(Part, frozen=True):
     """What an update cost one engine, in seconds and bytes."""
 
     fetch_s: float = 0.0
-    """Bringing the weights near, while the engine generated."""
+    """Fetching the weights, while the engine generated."""
     load_s: float = 0.0
     """The engine's own update: its check of the weights, and the pause; of an adapter, its copy and load, without a
     pause."""
