@@ -5,10 +5,10 @@ after its limit (the trainer died). There is one update at a time; calls that ch
 `Engine.begin_update` specifies what an engine does.
 
 A `fetch` before a load gets the weights to this machine while the engine generates. A load without it does it itself.
-There are two ways. Full versions are read where the trainer wrote them, ahead into the machine's page cache. Deltas, and
-with `copies_all` all versions, are put into a copy that all engines of the model on this host share (see `LocalCopy`).
-Versions of a trainer that shares no disk come to the copy by the relay (see `WeightsRelay`). A draft model's weights
-are read from the version's own folder.
+There are two ways. Full versions are read where the trainer wrote them, ahead into the machine's page cache. Deltas,
+and with `copies_all` all versions, are put into a copy that all engines of the model on this host share (see
+`LocalCopy`). Versions of a trainer that shares no disk come to the copy by the relay (see `WeightsRelay`). A draft
+model's weights are read from the version's own folder.
 """
 
 from __future__ import annotations
