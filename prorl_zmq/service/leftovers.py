@@ -12,7 +12,7 @@ import os
 import secrets
 import socket
 import tempfile
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -163,7 +163,7 @@ def _copy(path: Path) -> Leftover:
         if not path.is_symlink():
             size = size_bytes(path)
         if not reason:
-            with unused_copy(path) as is_unused:
+            with _unused_copy(path) as is_unused:
                 reason = "" if is_unused else USED
             kind = shared_kind(path)
             if not reason and kind:
@@ -173,8 +173,15 @@ def _copy(path: Path) -> Leftover:
     return Leftover(path, "copy of weights", size, reason, partial(_remove_copy, path))
 
 
-def _remove_copy(path: Path) -> None:
+@contextmanager
+def _unused_copy(path: Path) -> Iterator[bool]:
+    """Hold a copy's locks if no process uses it; whether it is so. Hosts of a service use those in its run folder."""
     with unused_copy(path) as is_unused:
+        yield is_unused and not any(_is_run_folder(each) and _is_used(each) for each in path.resolve().parents)
+
+
+def _remove_copy(path: Path) -> None:
+    with _unused_copy(path) as is_unused:
         if not is_unused:  # used since it was found
             raise EndpointInUse(f"{path}: {USED}", endpoint=str(path))
         trash = path.with_name(f"{TRASH}{secrets.token_hex(4)}")

@@ -14,7 +14,7 @@ from documents import CLEAN_COMMANDS
 from rootfs import tiny_root_filesystem
 from support.commands import prorl
 
-from prorl_zmq.inference.weights.copy_folder import used_copy
+from prorl_zmq.inference.weights.copy_folder import SYNC, used_copy
 from prorl_zmq.service.service_folder import ServiceFolder
 from prorl_zmq.system.run_folder import own_run_dir
 from prorl_zmq.tools.images.image import lock_image
@@ -199,6 +199,23 @@ def test_copies_of_weights_go_when_no_engine_uses_them(machine: Machine) -> None
     assert machine.clean("--yes").returncode == 0
     assert not copies[1].exists()
     assert not run_dir.exists()
+
+
+def test_copies_in_the_run_folder_of_a_live_service_stay(machine: Machine) -> None:
+    """Its hosts lock them only while they read or change them."""
+    run_dir = machine.run_folder(f"prorl-{os.getuid()}")
+    copy = run_dir / "weights" / "policy"
+    (copy / SYNC).mkdir(parents=True)
+    (machine.temporary / "way").symlink_to(run_dir)
+    with (run_dir / "serve.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for words in ((), (run_dir,), (copy,)):
+            assert "no: a process of a service uses it" in row(machine.clean(*words, "--yes"), copy)
+        by_link = machine.temporary / "way" / "weights" / "policy"
+        assert "no: a process of a service uses it" in row(machine.clean(by_link, "--yes"), by_link)
+        assert (copy / SYNC).is_dir()
+    assert machine.clean("--yes").returncode == 0
+    assert not copy.exists()
 
 
 def test_a_folder_that_is_named_is_cleaned_alone(machine: Machine) -> None:

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 import pytest
 from support.weight_versions import assert_same, model, read_copy, write_checkpoint
 
-from prorl_zmq.errors import ConfigError, EngineFailed
+from prorl_zmq.errors import ConfigError, EndpointInUse, EngineFailed
 from prorl_zmq.inference.weights import copy_folder
 from prorl_zmq.inference.weights.copy_folder import LOCKS, SYNC, find_copies, unused_copy, used_copy
 from prorl_zmq.inference.weights.local_copy import LocalCopy
 from prorl_zmq.inference.weights.version_chain import Content
 from prorl_zmq.service import leftovers
 from prorl_zmq.service.leftovers import Leftover, Wanted, find_leftovers
+from prorl_zmq.system.run_folder import own_run_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -167,6 +168,19 @@ def test_a_removal_leaves_the_copy_that_a_host_makes_meanwhile(tmp_path: Path, m
     found.remove()
     assert removed
     assert find_copies(tmp_path) == [copy]
+
+
+def test_a_copy_stays_if_a_service_starts_in_its_run_folder_after_it_was_found(tmp_path: Path) -> None:
+    run_dir = own_run_dir(tmp_path / "run")
+    copy = run_dir / "weights" / "policy"
+    (copy / SYNC).mkdir(parents=True)
+    (found,) = found_in(copy)
+    assert not found.kept
+    with (run_dir / "serve.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(EndpointInUse, match="a process of a service uses it"):
+            found.remove()
+    assert (copy / SYNC).is_dir()
 
 
 def test_copies_that_cannot_be_looked_at_stay() -> None:
