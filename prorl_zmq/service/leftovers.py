@@ -83,13 +83,15 @@ def find_leftovers(
     found: list[Leftover] = []
     run_folders = dict.fromkeys(filter(_is_run_folder, folders) if folders else usual_run_folders())
     for folder in run_folders:
-        found += _in_run_folder(folder, journals=wanted.journals)
-        found += map(_copy, _copies(folder))
+        copies = _copies(folder)
+        own = sum(each.size_bytes for each in copies if each.path.is_relative_to(folder))
+        found += _in_run_folder(folder, own, journals=wanted.journals)
+        found += copies
     for folder in folders:
         if folder in run_folders:
             continue
         if copies := _copies(folder):
-            found += map(_copy, copies)
+            found += copies
         else:
             found.append(_service_folder(folder, journals=wanted.journals))
     used = USED if any(one.kept == USED for one in found) else ""
@@ -138,22 +140,22 @@ def _foreign(path: Path) -> str:
     return "" if owner == os.getuid() else f"it belongs to another account (uid {owner})"
 
 
-def _in_run_folder(path: Path, *, journals: bool) -> Iterator[Leftover]:
+def _in_run_folder(path: Path, size_of_copies: int, *, journals: bool) -> Iterator[Leftover]:
     reason = _foreign(path) or run_dir_problem(path) or (USED if _is_used(path) else "")
     readable = not _foreign(path)
     records = [each for each in path.iterdir() if JOURNAL_SUFFIX in each.name] if readable else []
     size_of_records = sum(map(size_bytes, records))
     size = size_bytes(path) if readable else 0
-    left = 0 if journals else size_of_records
+    left = size_of_copies + (0 if journals else size_of_records)  # those have their own rows
     delete = partial(_remove_run_folder, path, journals=journals)
     yield Leftover(path, "run folder", size - left, reason, delete)
     if records and not journals:
         yield Leftover(path / f"*{JOURNAL_SUFFIX}*", "journals", size_of_records, reason or UNCOLLECTED, _nothing)
 
 
-def _copies(folder: Path) -> list[Path]:
+def _copies(folder: Path) -> list[Leftover]:
     """Return the copies of weights of a run folder's engines, or in a folder."""
-    return find_copies(folder) if folder.is_dir() and not _foreign(folder) else []
+    return list(map(_copy, find_copies(folder))) if folder.is_dir() and not _foreign(folder) else []
 
 
 def _copy(path: Path) -> Leftover:

@@ -218,6 +218,17 @@ def test_copies_in_the_run_folder_of_a_live_service_stay(machine: Machine) -> No
     assert not copy.exists()
 
 
+def test_the_size_of_a_copy_counts_once(machine: Machine) -> None:
+    run_dir = machine.run_folder(f"prorl-{os.getuid()}")
+    copy, elsewhere = run_dir / "weights" / "policy", machine.temporary / "disk" / "weights" / "judge"
+    with used_copy(copy, "", run_dir), used_copy(elsewhere, "", run_dir):
+        (copy / "model.safetensors").write_bytes(bytes(3_000_000))
+        (elsewhere / "model.safetensors").write_bytes(bytes(1_000_000))
+    done = machine.clean("--yes")
+    assert [row(done, each).split("│")[3].strip() for each in (run_dir, copy, elsewhere)] == ["2.0", "3.0", "1.0"]
+    assert done.stdout.endswith("6.0 MB are free again\n")
+
+
 def test_a_folder_that_is_named_is_cleaned_alone(machine: Machine) -> None:
     usual = machine.run_folder(f"prorl-{os.getuid()}")
     (machine.cache / "unpacked" / "one").mkdir(parents=True)
