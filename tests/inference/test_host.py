@@ -5,6 +5,7 @@ import dataclasses
 import signal
 import subprocess
 import sys
+import threading
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,16 @@ import pytest
 import zmq
 from msgspec.structs import replace
 
-from prorl_zmq.errors import ConfigError, DuplicateBackend, EndpointInUse, EngineFailed, UnknownBackend
+from prorl_zmq.errors import (
+    ConfigError,
+    DuplicateBackend,
+    EndpointInUse,
+    EngineFailed,
+    InvalidEndpoint,
+    UnknownBackend,
+)
 from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
+from prorl_zmq.inference.engine import KvEventSource
 from prorl_zmq.inference.hosting import host as host_module
 from prorl_zmq.inference.hosting.host import EngineHost, HostOptions
 from prorl_zmq.wire import codec
@@ -618,6 +627,43 @@ def test_two_hosts_on_one_endpoint_are_refused(tmp_path: Path, make_policy: Any)
     finally:
         other.kill()
         other.communicate()
+
+
+@pytest.mark.parametrize("wrong", ["events", "replay", "broker"])
+def test_a_host_that_cannot_be_made_leaves_nothing_open(tmp_path: Path, make_policy: Any, wrong: str) -> None:
+    ends = {name: f"ipc://{tmp_path}/{name}" for name in ("events", "replay", "broker")}
+    ends[wrong] = f"ipc://{tmp_path}/{'long' * 30}"
+    engine = EmbeddedEngine(make_policy())
+    source = KvEventSource(ends["events"], ends["replay"], block_tokens=4)
+    engine._description = dataclasses.replace(engine.description, kv_events=source)
+    options = HostOptions(
+        endpoint=f"ipc://{tmp_path}/engine",
+        backend_broker=ends["broker"],
+        backend_id="e",
+        weights=tmp_path / "weights",
+        copies_all=True,
+    )
+
+    opened: list[zmq.Socket[bytes]] = []
+    threads = threading.enumerate()
+
+    class Noting(zmq.Context[zmq.Socket[bytes]]):
+        def socket(self, *arguments: Any, **named: Any) -> Any:
+            opened.append(super().socket(*arguments, **named))
+            return opened[-1]
+
+    async def main() -> None:
+        context = Noting()
+        try:
+            with pytest.raises(InvalidEndpoint, match="long"):
+                EngineHost(context, engine, options)
+            assert opened
+            assert all(each.closed for each in opened)
+        finally:
+            context.destroy(linger=0)
+
+    asyncio.run(main())
+    assert not set(threading.enumerate()) - set(threads)
 
 
 def test_a_host_process_serves_and_ends_cleanly_on_sigterm(tmp_path: Path) -> None:

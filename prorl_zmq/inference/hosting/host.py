@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -132,7 +132,7 @@ class EngineHost:
     """Serves one engine until it is closed; made and used on a running loop.
 
     Raises:
-        InvalidEndpoint, EndpointInUse: the endpoint cannot be bound.
+        InvalidEndpoint, EndpointInUse: the endpoint cannot be bound, or one of the broker or the engine is malformed.
         ConfigError: the key folder is not private, or a key is missing.
     """
 
@@ -142,12 +142,39 @@ class EngineHost:
         self._life = new_id()
         keyring = Keyring.load(options.keys, WORKER)
         self._authenticator = ZapAuthenticator(context, keyring, insecure=options.insecure)
-        router = open_socket(context, zmq.ROUTER, PROMPT_FRAME_BYTES)
-        try:
+        with ExitStack() as stack:  # closes what is open if the rest fails
+            stack.callback(self._authenticator.close)
+            router = stack.enter_context(open_socket(context, zmq.ROUTER, PROMPT_FRAME_BYTES))
             self.endpoint = self._authenticator.bind(router, options.endpoint, Listener.ENGINE)
             self._authenticator.attend()
             backend = self._backend()
             self._figures = EngineFigures(engine, backend, time.monotonic())
+            self._router = AsyncSocket(router, self._receive, copied=0)  # only a frame has the sender's envelope
+            stack.callback(self._router.close)
+            self._generations: dict[str, asyncio.Task[_Answer]] = {}
+            self._envelopes: dict[str, list[Sequence[Frame]]] = {}
+            """The envelopes for the answer to each generation (see `add_envelope`)."""
+            self._parked = ParkedTurns(self._figures.parking, self._note_parked)
+            self._scores = ScoreQueue(engine, lambda: self._running > 0, self._using, self._send, self._refuse)
+            relay = None
+            if options.weights is not None and (options.copies_all or engine.description.reads_here):
+                about = options.weights, options.backend_id, engine.description, self.endpoint, keyring
+                relay = open_relay(*about, self._authenticator.allow_list, insecure=options.insecure)
+            if relay is not None:
+                stack.callback(relay.close)
+            self._updates = EngineUpdates(engine, options.weights, copies_all=options.copies_all, relay=relay)
+            self._events: KvEventReader | None = None
+            if engine.description.kv_events is not None:
+                self._events = KvEventReader(context, engine.description.kv_events)
+                stack.callback(self._events.close)
+            self._adapters = HostedAdapters(engine, options.adapters)
+            self._updating: set[asyncio.Task[None]] = set()
+            self._problem = ""
+            self._closing = False
+            self._reporter: MetricsReporter | None = None
+            if options.run_dir is not None:
+                self._reporter = MetricsReporter(options.run_dir, "engine", self._set_gauges)
+                stack.callback(self._reporter.close)
             self._registration = Registration(
                 context,
                 options.backend_broker,
@@ -157,30 +184,7 @@ class EngineHost:
                 options.find_backend_broker,
                 self._figures.note_held,
             )
-        except BaseException:
-            self._authenticator.close()
-            router.close()
-            raise
-        self._router = AsyncSocket(router, self._receive, copied=0)  # only a frame has the sender's envelope
-        self._generations: dict[str, asyncio.Task[_Answer]] = {}
-        self._envelopes: dict[str, list[Sequence[Frame]]] = {}
-        """The envelopes for the answer to each generation (see `add_envelope`)."""
-        self._parked = ParkedTurns(self._figures.parking, self._note_parked)
-        self._scores = ScoreQueue(engine, lambda: self._running > 0, self._using, self._send, self._refuse)
-        relay = None
-        if options.weights is not None and (options.copies_all or engine.description.reads_here):
-            about = options.weights, options.backend_id, engine.description, self.endpoint, keyring
-            relay = open_relay(*about, self._authenticator.allow_list, insecure=options.insecure)
-        self._updates = EngineUpdates(engine, options.weights, copies_all=options.copies_all, relay=relay)
-        events = engine.description.kv_events
-        self._events = KvEventReader(context, events) if events is not None else None
-        self._adapters = HostedAdapters(engine, options.adapters)
-        self._updating: set[asyncio.Task[None]] = set()
-        self._problem = ""
-        self._closing = False
-        self._reporter: MetricsReporter | None = None
-        if options.run_dir is not None:
-            self._reporter = MetricsReporter(options.run_dir, "engine", self._set_gauges)
+            stack.pop_all()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Register, serve until `stop` is set, and close.

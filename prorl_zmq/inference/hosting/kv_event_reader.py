@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import zmq
 
 from ...wire.async_socket import AsyncSocket
-from ...wire.sockets import PROMPT_FRAME_BYTES, open_socket
+from ...wire.sockets import PROMPT_FRAME_BYTES, connect, open_socket
 from .frames import frame_bytes
 from .prefix_index import PrefixIndex
 
@@ -30,18 +31,24 @@ log = logging.getLogger("prorl.engine")
 
 
 class KvEventReader:
-    """Reads until it is closed; made and used on a running loop."""
+    """Reads until it is closed; made and used on a running loop.
+
+    Raises:
+        InvalidEndpoint: one of the engine's endpoints is malformed, or another account could answer there.
+    """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], source: KvEventSource) -> None:
         self.index = PrefixIndex(source.block_tokens)
         self._loop = asyncio.get_running_loop()
         self._giving_up: asyncio.TimerHandle | None = None
-        published = open_socket(context, zmq.SUB, PROMPT_FRAME_BYTES)
-        published.subscribe(b"")
-        published.connect(source.endpoint)
+        with ExitStack() as stack:
+            published = stack.enter_context(open_socket(context, zmq.SUB, PROMPT_FRAME_BYTES))
+            published.subscribe(b"")
+            connect(published, source.endpoint)
+            asked = stack.enter_context(open_socket(context, zmq.DEALER, PROMPT_FRAME_BYTES))
+            connect(asked, source.replay)
+            stack.pop_all()
         self._published = AsyncSocket(published, self._note_live)
-        asked = open_socket(context, zmq.DEALER, PROMPT_FRAME_BYTES)
-        asked.connect(source.replay)
         self._asked = AsyncSocket(asked, self._note_again)
         self._ask()
 
