@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +15,7 @@ import pytest
 from documents import CLEAN_COMMANDS
 from rootfs import tiny_root_filesystem
 from support.commands import prorl
+from support.waiting import WAIT_S
 
 from prorl_zmq.inference.weights.copy_folder import SYNC, used_copy
 from prorl_zmq.service.service_folder import ServiceFolder
@@ -128,6 +131,23 @@ def test_what_a_live_process_uses_stays(machine: Machine) -> None:
         assert (locked / "sandboxes" / "one" / "file").exists()
         assert (listening / "sandboxes" / "one" / "file").exists()
         assert (machine.cache / "harnesses" / "codex").exists()
+
+
+def test_the_sockets_of_an_engine_that_was_killed_go(machine: Machine) -> None:
+    code = "import sys; from prorl_zmq.inference.vllm.vllm_kv_events import VllmKvEvents\n"
+    code += "made = VllmKvEvents(); print('made', flush=True); sys.stdin.read()"
+    ways = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": os.environ | {"TMPDIR": str(machine.temporary)}}
+    for ending in ("closed", "killed"):
+        with subprocess.Popen([sys.executable, "-P", "-c", code], **ways) as process:
+            assert process.stdout.readline() == b"made\n"
+            (folder,) = machine.temporary.glob("prorl-kv-*")
+            assert "no: a process of a service uses it" in row(machine.clean("--yes"), folder)
+            if ending == "killed":
+                process.kill()
+            process.communicate(b"", WAIT_S)
+        assert folder.exists() == (ending == "killed")
+    assert "yes" in row(machine.clean("--yes"), folder)
+    assert not folder.exists()
 
 
 def test_links_are_not_followed(machine: Machine) -> None:

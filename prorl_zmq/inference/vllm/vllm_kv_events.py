@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import shutil
 import weakref
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
 from ...errors import ConfigError
+from ...system.held_file import held
+from ...system.run_folder import own_run_dir
 from ..engine import KvEventSource
 
+LOCK = "engine.lock"
 QUEUE_BATCHES = 1_000_000
 """Batches that vLLM queues for its publisher; a full queue would stop its steps."""
 
 
 class VllmKvEvents:
-    """The sockets of one engine; their folder is removed with the object."""
+    """The sockets of one engine; their folder is removed with the object.
+
+    It is a run folder, locked by this process, so that `prorl clean` removes it if the process was killed.
+
+    Raises:
+        ConfigError: the folder for temporary files is not safe, or has no locks.
+    """
 
     def __init__(self) -> None:
-        self._folder = Path(mkdtemp(prefix="prorl-kv-"))
-        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        with ExitStack() as stack:
+            self._folder = own_run_dir(Path(mkdtemp(prefix="prorl-kv-")))
+            stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            stack.enter_context(held(self._folder / LOCK))
+            weakref.finalize(self, stack.pop_all().close)
 
     def ask_for(self, arguments: Any) -> None:
         """Set the events' configuration in vLLM's `AsyncEngineArgs`.
