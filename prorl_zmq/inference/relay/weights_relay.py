@@ -29,11 +29,12 @@ import msgspec
 import zmq
 
 from ...errors import EngineFailed, InvalidWeights
+from ...system.node_name import boot_id
 from ...wire.messages.relay import COPY_FILE, INDEX_FILE, CopyState, WeightSource
 from ..checkpoint import INDEX, check_wanted
 from ..weights.copy_failure import copy_failure
 from ..weights.copy_folder import SYNC, opened_lock
-from ..weights.local_copy import BOOT_ID, LOCK_POLL_S
+from ..weights.local_copy import LOCK_POLL_S
 from ..weights.version_chain import Version, find_route
 from ..weights.version_folder import (
     CHUNK_BYTES,
@@ -81,7 +82,7 @@ class WeightsRelay:
         self._closed = False
         self._state_lock = Lock()
         source = WeightSource(name, server.endpoint, server.curve_key) if server is not None else None
-        place = sha256(f"{_machine()} {_disk(copy.folder)}".encode()).hexdigest()
+        place = sha256(f"{boot_id()} {_disk(copy.folder)}".encode()).hexdigest()
         self.state = CopyState(place, str(copy.folder), source)
         """For the heartbeats."""
         self.note_copy()
@@ -383,12 +384,6 @@ class _Chain:
         if folder.version.version != version:
             raise folder.version.invalid(f"says that it is version {folder.version.version}")
         return folder
-
-
-def _machine() -> str:
-    with suppress(OSError):
-        return BOOT_ID.read_text().strip()
-    return "unknown"
 
 
 def _disk(folder: Path) -> str:

@@ -26,13 +26,13 @@ from collections import deque
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import inf
-from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
 from ...errors import EngineFailed, InvalidWeights, RequestTimeout
+from ...system.node_name import boot_id
 from ..checkpoint import DELTA, INDEX, check_checkpoint, check_wanted, some_names
 from .copy_failure import copy_failure
 from .copy_folder import SYNC, opened_lock
@@ -43,6 +43,7 @@ from .version_folder import header_bytes, published, read_version, version_path,
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
     from threading import Event
 
     from .version_folder import Place, VersionFolder
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
 THREADS = min(16, os.cpu_count() or 1)
 LOCK_POLL_S = 0.05
 """Seconds between two tries to lock the copy."""
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _Result = TypeVar("_Result")
 
@@ -463,14 +463,14 @@ class LocalCopy:
         """Return the state; one that cannot be read, or was written before the last boot, says nothing."""
         with suppress(OSError, msgspec.MsgspecError, ValueError):
             state = msgspec.json.decode((self.folder / SYNC / "state.json").read_bytes(), type=State)
-            if state.boot in ("", _boot()) and all(
+            if state.boot in ("", boot_id()) and all(
                 one is None or one.isdecimal() for one in (state.version, state.writing)
             ):
                 return state
         return State()
 
     def _note(self, state: State) -> None:
-        content = msgspec.json.encode(msgspec.structs.replace(state, boot=_boot()))
+        content = msgspec.json.encode(msgspec.structs.replace(state, boot=boot_id()))
         write_aside(self.folder / SYNC / "state.json", content)
 
 
@@ -494,9 +494,3 @@ def _try_lock(lock: int, how: int) -> bool:
 
 def _largest_first(places: Mapping[str, Place]) -> list[str]:
     return sorted(places, key=lambda name: -places[name].length)
-
-
-def _boot() -> str:
-    with suppress(OSError):
-        return BOOT_ID.read_text().strip()
-    return "unknown"

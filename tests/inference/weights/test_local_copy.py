@@ -32,6 +32,7 @@ from prorl_zmq.inference.weights.published_weights import PublishedWeights
 from prorl_zmq.inference.weights.stored_tensor import StoredTensor
 from prorl_zmq.inference.weights.version_chain import Content
 from prorl_zmq.inference.weights.version_folder import read_version, remove_version, version_path
+from prorl_zmq.system import node_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -449,6 +450,17 @@ def test_a_tensor_of_the_copy_that_was_changed(world: World) -> None:
 def test_a_state_that_says_nothing(world: World, state: bytes) -> None:
     world.fetch(2)
     (world.folder / ".weight_sync/state.json").write_bytes(state)
+    assert world.copy.had is None
+    world.fetch(3)
+
+
+def test_after_a_restart_of_the_machine_the_state_says_nothing(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.fetch(2)
+    assert world.copy.had is not None
+    (tmp_path / "boot").write_text("another")
+    monkeypatch.setattr(node_name, "BOOT_ID", tmp_path / "boot")
     assert world.copy.had is None
     world.fetch(3)
 
