@@ -354,6 +354,8 @@ class Simulation:
     def _end_turn(self, rollout: Rollout, host: _Host, now: float) -> None:
         host.contexts.pop(rollout.number, None)
         host.contexts[rollout.number] = rollout.context
+        if host.parking is not None:
+            host.parking.ended(rollout.number, now)
         if rollout.turn < len(rollout.generated):
             self._at(now + rollout.tool_s[rollout.turn - 1], lambda at: self._begin_turn(rollout, at))
             return

@@ -137,6 +137,8 @@ def test_a_cancelled_turn_is_forgotten_at_once(in_world: InWorld) -> None:
         assert await raw.receive(AnyEngineReply) == EngineReady("h1", 0)
         assert (len(world.host._parked), len(world.host._figures.parking)) == (0, 0)
         assert world.host._envelopes == {}
+        rollouts = world.host._figures.parking._rollouts
+        assert [(job, one.under_way) for job, one in rollouts.items()] == [("old", 0), ("new", 0)]
 
     in_world(test)
 

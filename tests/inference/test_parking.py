@@ -22,6 +22,7 @@ def full(tokens: int = 400, rollouts: int = 6, report: KvReport = TIGHT) -> Park
     parking = Parking[str]()
     for number in range(rollouts):
         assert not parking.hold(f"{number}-first", "abcdefgh"[number], float(number), tokens, 100.0)
+        parking.ended("abcdefgh"[number], 100.0)
     assert parking.update(report, rollouts, 100.0) == []
     return parking
 
@@ -121,8 +122,24 @@ def test_rollouts_that_ended_no_longer_count() -> None:
     assert parking.update(TIGHT, 2, 102.9) == []
     assert arrivals(parking, "f") == "f", "the broker may not have counted them yet"
     parking.withdraw("f")
+    parking.ended("f", 102.9)
     assert parking.update(TIGHT, 2, 106.0) == [], "e and f had the latest turns"
     assert arrivals(parking, "ef", now=106.0) == "", "800 tokens fit"
+
+
+def test_rollouts_with_a_long_or_a_parked_turn_are_not_forgotten() -> None:
+    parking = Parking[str]()
+    for number, job in enumerate("abcd"):
+        assert not parking.hold(job, job, float(number), 250, 100.0), "they fill the cache"
+    for short in "ijklmn":
+        assert not parking.hold(short, short, 10.0, 5, 100.0)
+    assert parking.update(TIGHT, 10, 100.0) == []
+    assert arrivals(parking, "efgh", now=101.0, tokens=250) == "efgh"
+    for short in "ijklmn":
+        parking.ended(short, 105.0)
+    assert parking.update(TIGHT, 8, 109.0) == [], "the short ones are gone, and the others still fill the cache"
+    parking.ended("a", 110.0)
+    assert parking.update(TIGHT, 7, 114.0) == ["e"]
 
 
 @given(
@@ -130,7 +147,7 @@ def test_rollouts_that_ended_no_longer_count() -> None:
         st.one_of(
             st.tuples(st.just("turn"), st.integers(0, 9), st.integers(1, 900)),
             st.tuples(st.just("report"), st.sampled_from([TIGHT, BUSY, IDLE, None]), st.integers(0, 10)),
-            st.tuples(st.just("withdraw"), st.integers(0, 60), st.just(0)),
+            st.tuples(st.just("end"), st.integers(0, 60), st.just(0)),
         ),
         max_size=60,
     )
@@ -138,23 +155,28 @@ def test_rollouts_that_ended_no_longer_count() -> None:
 def test_every_turn_goes_on_once_and_in_time_and_at_most_half_wait(steps: list[tuple[str, object, int]]) -> None:
     parking = Parking[int]()
     waiting: dict[int, tuple[float, int]] = {}
+    under_way: dict[int, int] = {}
     jobs: set[int] = set()
     for number, (what, which, amount) in enumerate(steps):
         now = 10.0 * number
         if what == "turn":
             assert isinstance(which, int)
             jobs.add(which)
+            under_way[number] = which
             if parking.hold(number, which, float(which), amount, now):
                 waiting[number] = (now, which)
                 assert len(waiting) <= (len(jobs) + 1) // 2
-        elif what == "withdraw":
+        elif what == "end":
             waiting.pop(which, None)  # type: ignore[call-overload]
             parking.withdraw(which)  # type: ignore[arg-type]
+            if which in under_way:
+                parking.ended(under_way.pop(which), now)  # type: ignore[call-overload]
         else:
             going = parking.update(which, amount, now)  # type: ignore[arg-type]
             assert [waiting[turn][1] for turn in going] == sorted(waiting.pop(turn)[1] for turn in going)
             assert all(now < since + PARK_S for since, _ in waiting.values())
         assert len(parking) == len(waiting)
+        assert parking._rollouts.keys() >= set(under_way.values())
         for began in range(-1, 11):
             tokens = sum(one.tokens for one in parking._rollouts.values() if one.began <= began)
             assert parking._fits(float(began)) == (tokens <= parking._capacity)

@@ -374,8 +374,8 @@ class EngineHost:
                 if traced is not None:
                     attributes = {"prorl.job.id": request.job_id, "prorl.backend": self._options.backend_id}
                     traced.set_attributes(attributes | {"prorl.engine.running": self._running})
-                parked_s = await self._parked.wait(request, len(token_ids))
-                done = await self._answer(request, token_ids)
+                async with self._parked.turn(request, len(token_ids)) as parked_s:
+                    done = await self._answer(request, token_ids)
             done = as_plain(done, len(token_ids))
             again_tokens = self._figures.note_turn(request.job_id, token_ids, done, time.monotonic())
             if self._events is not None and request.model in ("", self._options.name):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from ...errors import EngineFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable
 
     from ...wire.messages.engines import Generate
     from .parking import Parking
@@ -31,8 +32,9 @@ class ParkedTurns:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    async def wait(self, request: Generate, tokens: int) -> float:
-        """Return when a turn may begin, with the seconds that it was parked.
+    @asynccontextmanager
+    async def turn(self, request: Generate, tokens: int) -> AsyncIterator[float]:
+        """Wait until a turn may begin; yield the seconds for which it was parked. The turn ends with the context.
 
         Args:
             request: the turn.
@@ -41,17 +43,26 @@ class ParkedTurns:
         Raises:
             EngineFailed: the host stops.
         """
-        now, turn = time.monotonic(), request.request_id
-        if self._parking is None or not self._parking.hold(turn, request.job_id, now - request.age_s, tokens, now):
-            return 0.0
+        if self._parking is None:
+            yield 0.0
+            return
+        now, turn, job_id = time.monotonic(), request.request_id, request.job_id
+        is_parked = self._parking.hold(turn, job_id, now - request.age_s, tokens, now)
+        try:
+            if is_parked:
+                await self._wait(turn)
+            yield time.monotonic() - now if is_parked else 0.0
+        finally:
+            self._parking.withdraw(turn)
+            self._parking.ended(job_id, time.monotonic())
+
+    async def _wait(self, turn: str) -> None:
         self._waiting[turn] = asyncio.get_running_loop().create_future()
         try:
             self.tell(turn)
             await self._waiting[turn]
         finally:
             del self._waiting[turn]
-            self._parking.withdraw(turn)
-        return time.monotonic() - now
 
     def tell(self, turn: str) -> None:
         """Call `on_parked` if a turn is parked, since one more client asks for it."""

@@ -50,8 +50,8 @@ HEARD_S = 3.0
 class _Rollout(NamedTuple):
     began: float
     tokens: int
-    at: float
-    """When its latest turn arrived."""
+    under_way: int
+    """Its turns that have not ended, parked ones included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,10 @@ class Parking(Generic[Turn]):
 
     def __init__(self, park_s: float = PARK_S) -> None:
         self.park_s = park_s
-        self._rollouts: OrderedDict[Hashable, _Rollout] = OrderedDict()
-        """By job, the one with the latest turn last."""
+        self._rollouts: dict[Hashable, _Rollout] = {}
+        """By job."""
+        self._idle: OrderedDict[Hashable, float] = OrderedDict()
+        """The jobs without a turn under way, with the end of their latest turn, in this order."""
         self._parked: dict[Turn, _Parked] = {}
         self._capacity = 0.0
         self._is_tight = False
@@ -90,6 +92,8 @@ class Parking(Generic[Turn]):
     def hold(self, turn: Turn, job_id: Hashable, began: float, tokens: int, now: float) -> bool:
         """Return whether a turn that arrives is parked, until `update` returns it or it is withdrawn.
 
+        `ended` must follow once the turn has ended, or was withdrawn.
+
         Args:
             turn: the turn.
             job_id: its rollout.
@@ -97,9 +101,10 @@ class Parking(Generic[Turn]):
             tokens: of its prompt.
             now: the time in seconds, which never decreases.
         """
-        before, rollout = self._rollouts.get(job_id), _Rollout(began, tokens, now)
+        before = self._rollouts.get(job_id)
+        rollout = _Rollout(began, tokens, (before.under_way if before is not None else 0) + 1)
         self._rollouts[job_id] = rollout
-        self._rollouts.move_to_end(job_id)
+        self._idle.pop(job_id, None)
         self._count(before, rollout)
         if 2 * (len(self._parked) + 1) > len(self._rollouts):
             return False
@@ -115,18 +120,27 @@ class Parking(Generic[Turn]):
         """Forget a turn; one that is not parked is ignored."""
         self._parked.pop(turn, None)
 
+    def ended(self, job_id: Hashable, now: float) -> None:
+        """Record the end of a turn of which `hold` was asked."""
+        rollout = self._rollouts[job_id]
+        self._rollouts[job_id] = rollout._replace(under_way=rollout.under_way - 1)
+        if rollout.under_way == 1:
+            self._idle[job_id] = now
+
     def update(self, report: KvReport | None, rollouts: int, now: float) -> list[Turn]:
         """Apply the table above; return the turns that may continue, in this order.
 
         Args:
             report: since the last update; None: the engine reported nothing.
-            rollouts: those that hold the engine: others are forgotten, the longest silent first.
+            rollouts: those that hold the engine. If more are known, those without a turn under way are forgotten, the
+                longest silent first.
             now: the time.
         """
-        while len(self._rollouts) > max(rollouts, len(self._parked)):
-            if next(iter(self._rollouts.values())).at + HEARD_S > now:
+        while self._idle and len(self._rollouts) > rollouts:
+            job_id, at = next(iter(self._idle.items()))
+            if at + HEARD_S > now:
                 break
-            self._rollouts.popitem(last=False)
+            del self._idle[job_id], self._rollouts[job_id]
         self._is_counted = False
         free = -math.inf
         if report is not None and report.is_valid:
