@@ -78,6 +78,18 @@ def test_no_newer_turn_passes_a_parked_one() -> None:
     assert arrivals(parking, "d") == "", "it is older than what waits"
 
 
+def test_a_groups_rollouts_are_one_group_though_their_ages_were_measured_at_other_times() -> None:
+    parking = Parking[str]()
+    for job, began, tokens in (("a", 0.0, 400), ("b", 0.02, 400), ("c", 5.0, 200), ("d", 5.04, 400)):
+        assert not parking.hold(f"{job}-first", job, began, tokens, 100.0)
+        parking.ended(job, 100.0)
+    assert parking.update(TIGHT, 4, 100.0) == []
+    assert parking.hold("c", "c", 5.01, 200, 100.0), "it fits alone, and its group does not"
+    assert parking.update(replace(IDLE, used=CALM - 0.1), 4, 101.0) == [], "it is not tight, and 100 tokens are free"
+    assert not parking.hold("d", "d", 5.04, 400, 101.0), "no older group waits"
+    assert not parking.hold("b", "b", 6.2, 400, 101.0), "a late measure makes its group no newer"
+
+
 def test_a_turn_is_parked_for_a_limited_time() -> None:
     parking = full()
     assert arrivals(parking, "f") == "f"

@@ -97,11 +97,13 @@ class Parking(Generic[Turn]):
         Args:
             turn: the turn.
             job_id: its rollout.
-            began: when the rollout's group began.
+            began: when the rollout's group began. It is rounded to seconds, and a rollout's first value stays, since
+                other processes measure it, and the values of a group differ a little.
             tokens: of its prompt.
             now: the time in seconds, which never decreases.
         """
         before = self._rollouts.get(job_id)
+        began = before.began if before is not None else float(round(began))
         rollout = _Rollout(began, tokens, (before.under_way if before is not None else 0) + 1)
         self._rollouts[job_id] = rollout
         self._idle.pop(job_id, None)
