@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 
 from prorl_zmq.inference.hosting import prefix_index
 from prorl_zmq.inference.hosting.prefix_index import JOB_LIMIT, LACKING_S, PrefixIndex
+
+from .vllm.resident import resident_tokens
 
 SIZE = 4
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "kv_events.json").read_text())
@@ -50,8 +53,12 @@ def answered(*batches: bytes, block_tokens: int = SIZE) -> PrefixIndex:
     return index
 
 
-def turn(index: PrefixIndex, job: str, *tokens: int, generated: int = 1, now: float = 0.0) -> None:
-    index.note_turn(job, ids(*tokens[: len(tokens) - generated]), ids(*tokens[len(tokens) - generated :]), now)
+def turn(index: PrefixIndex, job: str, *prompt: int, now: float = 0.0) -> None:
+    index.note_turn(job, ids(*prompt), now)
+
+
+def resident(index: PrefixIndex, *tokens: int) -> int:
+    return resident_tokens(index, ids(*tokens))
 
 
 @pytest.mark.parametrize("from_number", [0, 3, 9])
@@ -62,8 +69,10 @@ def test_a_recorded_engine_finds_exactly_what_the_index_has(from_number: int) ->
         index.note_again(number, one)
     assert not index.end_answer()
     done, known, seen = from_number, 0, 0
+    contexts: dict[str, np.ndarray] = {}
     for one in RECORDED["turns"]:
-        before = index.resident_tokens(one["job"]) if seen >= from_number else None
+        context = contexts.get(one.get("job"))
+        before = resident_tokens(index, context) if seen >= from_number and context is not None else None
         seen = one["batches"]
         for number in range(done, seen):
             assert not index.note_live(number, BATCHES[number])
@@ -74,11 +83,14 @@ def test_a_recorded_engine_finds_exactly_what_the_index_has(from_number: int) ->
         if before is not None:
             known += 1
             assert before == one["cached"]
-        index.note_turn(one["job"], np.array(one["prompt"], np.int32), np.array(one["generated"], np.int32), 0.0)
+        contexts[one["job"]] = ids(*one["prompt"], *one["generated"])
+        index.note_turn(one["job"], ids(*one["prompt"]), 0.0)
         if seen >= from_number:
             assert one["job"] in index.resident_jobs()
     assert known >= 3
-    assert index.resident_tokens("b") == 96, "new weights cleared the cache, and `a` begins with the same 100 tokens"
+    assert resident_tokens(index, contexts["b"]) == 96, (
+        "new weights cleared the cache, and `a` begins with the same 100 tokens"
+    )
 
 
 def test_the_recording_has_what_matters() -> None:
@@ -91,28 +103,42 @@ def test_the_recording_has_what_matters() -> None:
 
 def test_only_a_beginning_without_a_hole_counts() -> None:
     index = answered(batch(stored(10, *range(12))))
-    turn(index, "a", *range(13), generated=4)
-    assert index.resident_tokens("a") == 12
+    turn(index, "a", *range(9))
+    assert resident(index, *range(13)) == 12
     index.note_live(1, batch(removed(11)))
-    assert index.resident_tokens("a") == 4
+    assert resident(index, *range(13)) == 4
     assert index.resident_jobs() == (), "its prompt had two full blocks"
     index.note_live(2, batch(stored(11, *range(4, 8), parent=10)))
-    assert index.resident_tokens("a") == 12
+    assert resident(index, *range(13)) == 12
     assert index.resident_jobs() == ("a",)
 
 
 def test_equal_tokens_behind_another_prefix_are_another_block() -> None:
     index = answered(batch(stored(10, 1, 1, 1, 1, 2, 2, 2, 2)))
-    turn(index, "a", 1, 1, 1, 1, 2, 2, 2, 2, 0)
-    turn(index, "b", 3, 3, 3, 3, 2, 2, 2, 2, 0)
-    assert [index.resident_tokens(job) for job in "ab"] == [8, 0]
+    assert resident(index, 1, 1, 1, 1, 2, 2, 2, 2, 0) == 8
+    assert resident(index, 3, 3, 3, 3, 2, 2, 2, 2, 0) == 0
 
 
 def test_another_conversation_of_a_job_does_not_hide_its_first() -> None:
     index = answered(batch(stored(10, *range(8))))
     turn(index, "a", *range(9))
     turn(index, "a", 9, 9, 9, 9, 9, 9)
-    assert index.resident_tokens("a") == 8
+    assert index.resident_jobs() == ("a",)
+
+
+def test_only_the_first_prompt_of_a_job_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    index, hashed = answered(), []
+
+    def counted(block: bytes, **options: Any) -> Any:
+        hashed.append(block)
+        return blake2b(block, **options)
+
+    monkeypatch.setattr(prefix_index, "blake2b", counted)
+    for length in (9, 30, 50):
+        turn(index, "a", *range(length))
+    assert len(hashed) == 2
+    turn(index, "b", *range(12))
+    assert len(hashed) == 5
 
 
 @pytest.mark.parametrize(
@@ -129,16 +155,15 @@ def test_another_conversation_of_a_job_does_not_hide_its_first() -> None:
 def test_other_blocks_are_left_out(event: dict[str, Any]) -> None:
     index = answered(batch(event))
     turn(index, "a", *range(5))
-    assert index.resident_tokens("a") is None
+    assert index.lacks_events(LACKING_S), "nothing is known"
     assert not index.note_live(1, batch(stored(20, *range(4))))
     other = [removed(20, group_idx=1), removed(20, medium="CPU"), removed(99)]
     assert not index.note_live(2, batch(*other))
-    assert index.resident_tokens("a") == 4
+    assert resident(index, *range(5)) == 4
 
 
 def test_a_late_subscriber_gets_what_it_missed_once() -> None:
     index = PrefixIndex(SIZE)
-    turn(index, "a", *range(13))
     batches = [batch(stored(10, *range(4))), batch(removed(10)), batch(stored(30, *range(8)))]
     assert not index.note_live(1, batches[1]), "it has asked already"
     index.note_again(0, batches[0])
@@ -148,27 +173,25 @@ def test_a_late_subscriber_gets_what_it_missed_once() -> None:
     assert index.next == 2
     index.note_again(2, batches[2])
     assert not index.end_answer()
-    assert index.resident_tokens("a") == 8
+    assert resident(index, *range(13)) == 8
     assert not index.note_live(3, batch(removed(31)))
-    assert index.resident_tokens("a") == 4
+    assert resident(index, *range(13)) == 4
 
 
 def test_a_gap_is_asked_for() -> None:
     index = answered(batch(stored(10, *range(4))))
-    turn(index, "a", *range(13))
     assert index.note_live(3, batch(stored(12, *range(8, 12), parent=11)))
     assert index.next == 1
     index.note_again(1, batch())
     index.note_again(2, batch(stored(11, *range(4, 8), parent=10)))
     index.note_again(3, batch(stored(12, *range(8, 12), parent=11)))
     assert not index.end_answer()
-    assert index.resident_tokens("a") == 12
+    assert resident(index, *range(13)) == 12
 
 
 @pytest.mark.parametrize("answer", ["older are gone", "nothing", "never"])
 def test_a_gap_that_stays_starts_empty(answer: str) -> None:
     index = answered(batch(stored(10, *range(4))))
-    turn(index, "a", *range(13))
     assert index.note_live(3, batch(stored(20, *range(4))))
     if answer == "older are gone":
         index.note_again(3, batch(stored(20, *range(4))))
@@ -176,25 +199,23 @@ def test_a_gap_that_stays_starts_empty(answer: str) -> None:
         index.give_up()
     else:
         assert not index.end_answer()
-    assert index.resident_tokens("a") == (4 if answer == "older are gone" else 0)
+    assert resident(index, *range(13)) == (4 if answer == "older are gone" else 0)
     assert not index.note_live(4, batch(stored(30, *range(8))))
-    assert index.resident_tokens("a") == 8
+    assert resident(index, *range(13)) == 8
 
 
 @pytest.mark.parametrize("first", [0, 2])
 def test_a_restarted_engine_has_nothing_of_before(first: int) -> None:
     index = answered(*[batch(stored(10 * number, *range(number, number + 4))) for number in range(1, 5)])
     index.note_live(4, batch(stored(90, *range(8))))
-    turn(index, "a", *range(13))
-    assert index.resident_tokens("a") == 8
+    assert resident(index, *range(13)) == 8
     assert index.note_live(first, batch()) is (first > 0)
-    assert index.resident_tokens("a") == 0
+    assert resident(index, *range(13)) == 0
     assert index.next == (0 if first else 1)
 
 
 def test_an_answer_of_the_life_before_does_not_count() -> None:
     index = answered(batch(stored(10, *range(4))))
-    turn(index, "a", *range(13))
     assert index.note_live(5, batch())
     assert not index.note_live(0, batch()), "it has asked"
     for number in range(1, 6):
@@ -203,15 +224,15 @@ def test_an_answer_of_the_life_before_does_not_count() -> None:
     assert index.next == 0
     index.note_again(0, batch())
     assert not index.end_answer()
-    assert index.resident_tokens("a") == 0
+    assert resident(index, *range(13)) == 0
 
 
 def test_everything_cleared() -> None:
     index = answered(batch(stored(10, *range(8)), CLEARED, stored(20, *range(4))))
     turn(index, "a", *range(13))
-    assert index.resident_tokens("a") == 4
+    assert resident(index, *range(13)) == 4
     index.note_live(1, batch(CLEARED))
-    assert index.resident_tokens("a") == 0
+    assert resident(index, *range(13)) == 0
     assert index.resident_jobs() == ()
 
 
@@ -232,11 +253,10 @@ def test_everything_cleared() -> None:
 )
 def test_a_batch_that_is_not_understood_leaves_nothing(broken: bytes) -> None:
     index = answered(batch(stored(10, *range(8))))
-    turn(index, "a", *range(13))
     assert not index.note_live(1, broken)
-    assert index.resident_tokens("a") == 0
+    assert resident(index, *range(13)) == 0
     assert not index.note_live(2, batch(stored(10, *range(4))))
-    assert index.resident_tokens("a") == 4
+    assert resident(index, *range(13)) == 4
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -255,14 +275,13 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_index, "BLOCK_LIMIT", 10)
     index = answered(batch(stored(0, *range(40))))
     turn(index, "a", *range(41))
-    assert index.resident_tokens("a") == 40
+    assert resident(index, *range(41)) == 40
     index.note_live(1, batch(stored(50, 7, 7, 7, 7)))
-    assert index.resident_tokens("a") == 0
+    assert resident(index, *range(41)) == 0
     for number in range(JOB_LIMIT):
         turn(index, f"job-{number}", *range(9))
-    assert index.resident_tokens("a") is None
-    index.note_live(2, batch(stored(0, *range(8))))
-    assert len(index.resident_jobs()) == JOB_LIMIT
+    index.note_live(2, batch(stored(0, *range(40))))
+    assert index.resident_jobs() == tuple(f"job-{number}" for number in range(JOB_LIMIT)), "`a` was first"
 
 
 def test_events_that_never_come() -> None:
@@ -273,7 +292,6 @@ def test_events_that_never_come() -> None:
     turn(index, "a", *range(9), now=10.0)
     assert not index.lacks_events(10.0 + LACKING_S - 1)
     assert index.lacks_events(10.0 + LACKING_S)
-    assert index.resident_tokens("a") is None
     assert index.resident_jobs() == ()
     index.note_live(0, batch(stored(10, *range(4), group_idx=1)))
     assert index.lacks_events(10.0 + LACKING_S), "it is of no use"

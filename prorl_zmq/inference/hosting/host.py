@@ -379,7 +379,7 @@ class EngineHost:
             done = as_plain(done, len(token_ids))
             again_tokens = self._figures.note_turn(request.job_id, token_ids, done, time.monotonic())
             if self._events is not None and request.model in ("", self._options.name):
-                self._events.index.note_turn(request.job_id, token_ids, done.token_ids, time.monotonic())
+                self._events.index.note_turn(request.job_id, token_ids, time.monotonic())
             answer, result = generated(request_id, done, again_tokens, parked_s), done.finish_reason
         except asyncio.CancelledError:
             result = "cancelled"

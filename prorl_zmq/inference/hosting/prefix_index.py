@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -70,14 +69,6 @@ class _Batch(msgspec.Struct, array_like=True, frozen=True):
 _decoder = msgspec.msgpack.Decoder(_Batch)
 
 
-@dataclass(slots=True)
-class _Job:
-    beginning: list[bytes]
-    """Keys of the full blocks of its first prompt."""
-    context: list[bytes]
-    """Those of its last turn that begins so."""
-
-
 class PrefixIndex:
     """The index of one engine.
 
@@ -91,8 +82,8 @@ class PrefixIndex:
         """Of the engine's hashes, the keys."""
         self._resident: set[bytes] = set()
         self._learned = False
-        self._jobs: OrderedDict[str, _Job] = OrderedDict()
-        """The one with the last turn is last."""
+        self._jobs: OrderedDict[str, list[bytes]] = OrderedDict()
+        """The keys of the full blocks of each job's first prompt; the job with the last turn is last."""
         self._turn_at: float | None = None
         """When the first turn of a full block ended."""
         self.next = self._asked = 0
@@ -187,16 +178,13 @@ class PrefixIndex:
 
     # Jobs -------------------------------------------------------------------------------------------------------------
 
-    def note_turn(self, job_id: str, prompt: NDArray[np.int32], generated: NDArray[np.int32], now: float) -> None:
-        """Record a turn of the engine's own weights that has ended: prompt int32 [P], generated int32 [G]."""
-        context = list(self._keys(np.concatenate([prompt, generated]), b""))
-        begun = len(prompt) // self._block_tokens
-        if self._turn_at is None and begun:
+    def note_turn(self, job_id: str, prompt: NDArray[np.int32], now: float) -> None:
+        """Record a turn of the engine's own weights that has ended: prompt int32 [P]."""
+        if self._turn_at is None and len(prompt) >= self._block_tokens:
             self._turn_at = now
-        job = self._jobs.setdefault(job_id, _Job(context[:begun], context))
+        if job_id not in self._jobs:
+            self._jobs[job_id] = list(self._keys(prompt, b""))
         self._jobs.move_to_end(job_id)
-        if context[: len(job.beginning)] == job.beginning:
-            job.context = context
         if len(self._jobs) > JOB_LIMIT:
             self._jobs.popitem(last=False)
 
@@ -204,23 +192,11 @@ class PrefixIndex:
         """Record that new weights have emptied the cache: the engine publishes this with its next step only."""
         self._forget()
 
-    def resident_tokens(self, job_id: str) -> int | None:
-        """Return how many tokens of a job's last context are in the cache, in full blocks from the first on.
-
-        None: nothing is known, of the job or of the cache.
-        """
-        job = self._jobs.get(job_id)
-        if job is None or not self._learned:
-            return None
-        lacking = next((at for at, key in enumerate(job.context) if key not in self._resident), len(job.context))
-        return lacking * self._block_tokens
-
     def resident_jobs(self) -> tuple[str, ...]:
         """Return the jobs whose first prompts are in the cache, except for a last block that is not full."""
         if not self._resident:
             return ()
-        jobs = self._jobs.items()
-        return tuple(name for name, job in jobs if job.beginning and self._resident.issuperset(job.beginning))
+        return tuple(name for name, keys in self._jobs.items() if keys and self._resident.issuperset(keys))
 
     def lacks_events(self, now: float) -> bool:
         """Return whether turns have ended for `LACKING_S`, and nothing is known of the cache."""

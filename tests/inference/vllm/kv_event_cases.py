@@ -15,6 +15,7 @@ import numpy as np
 import uvloop
 import zmq
 from cases import FLAGS, prompt, refusal
+from resident import resident_tokens
 
 from prorl_zmq.inference.hosting.kv_event_reader import KvEventReader
 from prorl_zmq.inference.vllm.vllm_engine import VllmEngine
@@ -39,13 +40,13 @@ async def turns(context: zmq.Context[Any], engine: VllmEngine, reader: KvEventRe
     async def turn(job: str, more: int) -> None:
         before = contexts.get(job, prompt(100))
         asked = np.concatenate([before, prompt(more, len(found))])
-        known = index.resident_tokens(job)
+        known = resident_tokens(index, before) if job in contexts else None
         done = await engine.generate(asked, Sampling(max_tokens=20, temperature=0.0), (), job)
-        index.note_turn(job, asked, done.token_ids, 0.0)
+        index.note_turn(job, asked, 0.0)
         contexts[job] = np.concatenate([asked, done.token_ids])
         found.append((job, known, done.cached_tokens))
         # Events come in order: once this turn's are there, so are those of the blocks that it displaced.
-        await until(lambda: (index.resident_tokens(job) or 0) >= (len(contexts[job]) - 1) // block * block)
+        await until(lambda: resident_tokens(index, contexts[job]) >= (len(contexts[job]) - 1) // block * block)
 
     for job, more in [("a", 40), ("b", 60), ("a", 50), ("b", 10), ("c", 700), ("a", 20), ("b", 5)]:
         await turn(job, more)
@@ -56,9 +57,9 @@ async def turns(context: zmq.Context[Any], engine: VllmEngine, reader: KvEventRe
     late = KvEventReader(context, engine.description.kv_events)
     try:
         for job, tokens in contexts.items():
-            late.index.note_turn(job, tokens, tokens[:0], 0.0)
+            late.index.note_turn(job, tokens, 0.0)
         await until(lambda: late.index.resident_jobs())
-        cleared = {job: late.index.resident_tokens(job) for job in contexts}
+        cleared = {job: resident_tokens(late.index, tokens) for job, tokens in contexts.items()}
     finally:
         late.close()
     return {"turns": found, "listed": listed, "cleared": cleared}
