@@ -14,15 +14,18 @@ applies:
 | u < `CALM` | it is not tight; parked turns continue while u and their prompts stay below `CALM` |
 | else | none |
 
-A parked turn also continues if its rollout is one of those that fit by now.
+A parked turn also continues once its group is one of those that fit.
 
 | a turn arrives | it is parked |
 |---|---|
 | more than half of the rollouts would be parked | no |
-| it is tight | unless its rollout is one of those, oldest groups first, whose contexts fit into the cache together |
+| it is tight | unless its group is one of the oldest, whose contexts fit into the cache together |
 | it is not tight | if turns are parked, all of older groups |
 
-Parked turns continue in the order of their group's age, each after `park_s` at the latest.
+A rollout's context is the prompt of its latest turn. As many rollouts count as hold the engine: those with a turn under
+way, then those whose turns ended last. Parked turns continue in the order of their group's age, each after `park_s` at
+the latest.
+
 `bench/scheduling.py` measures what parking gains.
 """
 
