@@ -143,10 +143,12 @@ class BackendRequestHandler:
     def engine_answered(
         self, request_id: str, error: ProrlError | None, now: float, ready: EngineReady | None = None
     ) -> list[Answer]:
+        self._look(now)
         self.weights.engine_answered(request_id, error, now, ready)
         return self._ready_answers(now)
 
     def engine_unreachable(self, address: EngineAddress, error: ProrlError, now: float) -> list[Answer]:
+        self._look(now)
         self.weights.unreachable(address, error, now)
         return self._ready_answers(now)
 

@@ -11,7 +11,7 @@ from prorl_zmq.brokers.backends.admission_queue import PRECEDENCE_S
 from prorl_zmq.brokers.backends.backend_registry import ADOPTED_S
 from prorl_zmq.brokers.backends.context_means import COUNTED, ContextMeans
 from prorl_zmq.brokers.backends.request_handler import BackendRequestHandler
-from prorl_zmq.errors import MalformedMessage
+from prorl_zmq.errors import MalformedMessage, NotAllowed
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.backends import (
     AddBackend,
@@ -144,6 +144,26 @@ def test_an_answer_says_how_long_the_job_waited_for_room() -> None:
     assert broker.waited_s == {"early": 0.0, "a": 21.0, "b": 11.0}
     broker.release("b")
     assert broker.waited_s["c"] == 0.0
+
+
+@pytest.mark.parametrize("fate", ["answered", "unreachable"])
+def test_an_update_of_weights_is_no_wait_for_room(fate: str) -> None:
+    broker = Broker()
+    broker.add(room=1)
+    broker.assign("a", "b")
+    broker.ask(WeightUpdate("update", "load", 1, "/weights"), "trainer")
+    broker.now = 10.0
+    (fetch,) = broker.handler.weights.take_calls()
+    broker._take(broker.handler.engine_answered(fetch.request.request_id, None, broker.now))
+    (load,) = broker.handler.weights.take_calls()
+    broker.now = 30.0
+    if fate == "answered":
+        broker._take(broker.handler.engine_answered(load.request.request_id, None, broker.now))
+    else:
+        broker._take(broker.handler.engine_unreachable(load.address, NotAllowed("no such key", key="k"), broker.now))
+    broker.now = 32.0
+    broker.release("a")
+    assert broker.waited_s["b"] == 12.0
 
 
 def test_a_smaller_room_ends_nothing_and_a_job_that_asks_again_keeps_its_backend() -> None:
