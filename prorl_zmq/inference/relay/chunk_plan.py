@@ -47,9 +47,9 @@ class SourceOrder:
                 return at
         return None
 
-    def begin(self) -> None:
-        """Begin a plan for other chunks."""
-        self._without.clear()
+    def begin(self, without: Iterable[int] = ()) -> None:
+        """Begin a plan for other chunks, which the sources `without` do not have."""
+        self._without = {*without}
 
     def leave(self, *, lied: bool = False, lacks: bool = False) -> None:
         """Go on to the next source."""

@@ -18,7 +18,7 @@ from ..checkpoint import INDEX_LIMIT_BYTES
 from .chunk_plan import CREDIT, ChunkPlan, SourceOrder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
     from typing import Self
 
     from ...security.keyring import Keyring
@@ -64,6 +64,8 @@ class ChunkSource:
         self._check = check
         self._order = SourceOrder(len(sources))
         self._connection: Handshake | None = None
+        self._connected: WeightSource | None = None
+        """To which source."""
         self._is_gone = False
         """Whether no process listens at the source's address."""
         self._heard = self._fed = 0.0
@@ -79,10 +81,10 @@ class ChunkSource:
         self._disconnect()
 
     @property
-    def giver(self) -> str:
-        """The name of the source that is asked now; empty: none is left."""
+    def giver(self) -> WeightSource | None:
+        """The source that is asked now; None: none is left."""
         at = self._order.source
-        return self._sources[at].name if at is not None else ""
+        return self._sources[at] if at is not None else None
 
     def fetch(
         self,
@@ -91,6 +93,7 @@ class ChunkSource:
         *,
         waits: bool = True,
         again: bool = True,
+        without: Collection[WeightSource] = (),
     ) -> None:
         """Fetch chunks.
 
@@ -99,13 +102,14 @@ class ChunkSource:
             take: gets each one as it comes, and returns whether it is right.
             waits: a source that does not know the folder yet may answer a little later.
             again: a source that fell silent is asked again after the others.
+            without: sources that are not asked.
 
         Raises:
             InvalidWeights: no source has them, or those that have them lied.
             ProrlError: as `check`.
         """
         plan = ChunkPlan(keys)
-        self._order.begin()
+        self._order.begin(at for at, source in enumerate(self._sources) if source in without)
         left = 0
         while not plan.is_complete:
             self._check()
@@ -134,7 +138,7 @@ class ChunkSource:
 
     def leave_liar(self, problem: str) -> None:
         """Never again ask the source that was asked last: what it gave is wrong as a whole."""
-        log.error("%s %s", self.giver, problem)
+        log.error("%s %s", self.giver.name if self.giver is not None else "", problem)
         self._order.leave(lied=True)
         self._disconnect()
 
@@ -197,7 +201,9 @@ class ChunkSource:
 
     def _connect(self, source: WeightSource) -> str:
         """Connect to a source if it is not; return why that is not possible."""
-        if self._connection is None:
+        if self._connection is None or source != self._connected:
+            self._disconnect()
+            self._connected = source
             self._is_gone = False
             self._heard = self._fed = time.monotonic()
             try:

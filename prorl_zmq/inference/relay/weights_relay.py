@@ -186,7 +186,7 @@ class WeightsRelay:
                     self._way(wanted, relay, source, had)
                     break
                 except InvalidWeights:
-                    if not source.giver:  # else one that is silent now may have it later
+                    if source.giver is None:  # else one that is silent now may have it later
                         raise
             self._note_fetch(source.fed_by, time.monotonic() - began)
         given = ", ".join(f"{size / 1e6:.3g} MB from {name}" for name, size in source.fed_by.items())
@@ -222,8 +222,8 @@ class WeightsRelay:
         anchor = () if route.anchor is None else (chain.folder(route.anchor, full=True),)
         self._receive([*anchor, *(chain.folder(version, full=False) for version in route.deltas)], source)
 
-    def _receive(self, folders: list[OfferedFolder], source: ChunkSource) -> None:
-        """Fetch the chunks of folders, which are served meanwhile; the indexes are written last."""
+    def _receive(self, folders: list[OfferedFolder], source: ChunkSource, *, again: bool = True) -> None:
+        """Fetch the chunks of folders, which are served meanwhile; the indexes come last. `again`: as `fetch`."""
         self._offer(folders)
         self._make_room(folders)
         by_digest = {folder.digest: folder for folder in folders}
@@ -256,7 +256,7 @@ class WeightsRelay:
                     self._server.notify()
                 return True
 
-            source.fetch(keys, take)
+            source.fetch(keys, take, again=again)
             for folder in folders:
                 write_aside(folder.path / INDEX, folder.index)
         finally:
@@ -268,15 +268,23 @@ class WeightsRelay:
                 self._server.notify()
 
     def _make_room(self, folders: list[OfferedFolder]) -> None:
-        """Remove all versions but these."""
-        kept = {folder.path for folder in folders}
+        """Remove all versions but these, and files of other forms of these, such as half a copy."""
+        kept = {folder.path: {INDEX, *(name for name, _ in folder.files)} for folder in folders}
         for path in self._incoming.iterdir():
             if NAME.fullmatch(path.name) and path not in kept:
                 shutil.rmtree(path, ignore_errors=True)
+        for path, names in kept.items():
+            for file in path.glob("*"):
+                if file.name not in names:
+                    file.unlink()
 
     def _from_a_copy(self, wanted: Content, source: ChunkSource) -> None:
-        """Fetch the copy of another host; raise the last `OSError` if a copy could not be written."""
+        """Fetch the copy of another host; raise the last `OSError` if a copy could not be written.
+
+        A host whose copy could not be fetched whole is left out; what came of it is kept for the next one.
+        """
         failure: OSError | None = None
+        failed: list[WeightSource] = []
         while True:
             found = b""
 
@@ -286,13 +294,17 @@ class WeightsRelay:
                 return content_of(data) == wanted.weights
 
             try:
-                source.fetch([(wanted.weights, COPY_FILE, 0)], take, waits=False, again=False)
+                source.fetch([(wanted.weights, COPY_FILE, 0)], take, waits=False, again=False, without=failed)
             except InvalidWeights as lacking:
                 raise failure or lacking from None
+            if source.giver is not None:
+                failed.append(source.giver)
             folder = OfferedFolder(version_path(self._incoming, wanted.version), found, whole=False)
             try:
-                self._receive([folder], source)
+                self._receive([folder], source, again=False)
                 problem = copy_problem(folder.path)
+            except InvalidWeights:
+                continue
             except OSError as error:
                 failure, problem = error, f"cannot be written: {error}"
             if not problem:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import logging
 import os
 import socket
 import time
@@ -91,6 +92,37 @@ def test_a_copy_that_is_locked_for_a_moment(world: World, moment: int, monkeypat
         monkeypatch.setattr(host.copy, "reading", locked_once)
         assert [*world.bring(late, version, host.source)] == ["h0"]
     assert next(calls) > moment + 1
+
+
+def test_a_source_that_dies_in_the_middle_of_its_copy(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """Another host has the same copy; it offers its chunks only after it was asked for its index."""
+    dies, other, late = world.host(), world.host(), world.host()
+    for _ in range(3):
+        version = world.publish()
+        world.bring(dies, version)
+        world.bring(other, version)
+    weights = world.written[version].weights
+    found = offered_copy.offered_copy(dies.copy, weights)
+    assert found is not None
+    other.server.withdraw(set())  # the copy is what is left
+    world.trainer.close()
+
+    def answer(ask: ChunkAsk, content: bytes) -> list[bytes] | None:
+        if ask.file == COPY_FILE:
+            return [DATA, content, found.index]
+        if ask.folder == found.digest and ask.chunk < 3:
+            return [DATA, content, found.read(ask.file, ask.chunk) or b""]
+        return None if ask.folder == found.digest else [GONE, content, b""]
+
+    silent = Liar(f"ipc://{world.folder}/silent", answer)
+    try:
+        with caplog.at_level(logging.INFO):
+            fed = world.bring(late, version, silent.source, other.source)
+    finally:
+        silent.close()
+    assert fed["liar"] == len(found.index) + 3 * CHUNK
+    assert fed["h1"] == len(found.index) + sum(sums.size_bytes for _, sums in found.files) - 3 * CHUNK
+    assert [line.levelname for line in caplog.records].count("ERROR") == 0
 
 
 def test_an_answer_about_a_copy_that_changed_meanwhile(world: World) -> None:
