@@ -1,9 +1,10 @@
 """Which engine hosts feed which others with a version of weights: a binary tree below the trainer. Pure.
 
-    trainer ── 0 ── 2, 3        Hosts of one copy (one machine) count as one: the first of them fetches, the others
-            └─ 1 ── 4, 5        find the copy done. A host asks its parent, then that one's parent, up to the trainer.
+    trainer ── 0 ── 2, 3        A node is a place: the hosts of one copy (one machine). One of them fetches, whichever
+            └─ 1 ── 4, 5        is first, and the others answer at once that they do not. A host asks all hosts of
+                                the place above its own, then those of the place above that, up to the trainer.
 
-A host that comes late asks those that already have the version, before the trainer.
+A host that comes late asks places that already have the version, before the trainer.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ def relay_for(request: WeightUpdate, backend_id: str, copies: Mapping[str, CopyS
     relay = request.relay
     if relay is None:
         return None
-    sources = sources_of(backend_id, copies, request.weight_version, request.digest, relay.sources)
-    return WeightRelay(relay.index, sources[-SOURCES_LIMIT:])
+    return WeightRelay(
+        relay.index, sources_of(backend_id, copies, request.weight_version, request.digest, relay.sources)
+    )
 
 
 def ancestors(position: int) -> list[int]:
-    """Return the positions of a host's parent, grandparent and so on in the tree; the trainer is not one of them."""
+    """Return the positions of a place's parent, grandparent and so on in the tree; the trainer is not one of them."""
     found = []
     while position >= FAN_OUT:
         position = position // FAN_OUT - 1
@@ -49,7 +51,7 @@ def sources_of(
     weights: str,
     roots: tuple[WeightSource, ...],
 ) -> tuple[WeightSource, ...]:
-    """Return whom a host asks for a version, the first one first.
+    """Return whom a host asks for a version, the first one first: at most `SOURCES_LIMIT`, always with the trainer.
 
     Args:
         backend_id: the host's.
@@ -59,20 +61,27 @@ def sources_of(
         roots: the trainer, which is asked last.
     """
     own = copies.get(backend_id)
-    serving: dict[str, CopyState] = {}
+    own_place = own.place if own is not None else None
+    places: dict[str, list[CopyState]] = {}
     for one in sorted(copies):
         if copies[one].source is not None:
-            serving.setdefault(copies[one].place, copies[one])
+            places.setdefault(copies[one].place, []).append(copies[one])
     holders: list[CopyState] = []
-    needing: list[CopyState] = []
-    for copy in serving.values():
-        (holders if copy.version == version and copy.weights == weights else needing).append(copy)
-    position = len(needing)  # it serves no other host
-    if own is not None:
-        position = next((at for at, copy in enumerate(needing) if copy.place == own.place), position)
+    needing: list[list[CopyState]] = []
+    position = None
+    for place, hosts in places.items():
+        holder = next((copy for copy in hosts if copy.version == version and copy.weights == weights), None)
+        if holder is not None:
+            holders.append(holder)
+            continue
+        if place == own_place:
+            position = len(needing)
+        needing.append(hosts)
+    if position is None:
+        position = len(needing)  # it serves no other host
     turned = position % len(holders) if holders else 0
     nearest = islice(chain(islice(holders, turned, None), islice(holders, turned)), HOLDERS + 1)
-    chosen = [copy for copy in nearest if own is None or copy.place != own.place]
-    above = [needing[at] for at in ancestors(position)]
-    hosts = [one.source for one in (*chosen[:HOLDERS], *above) if one.source is not None]
-    return (*hosts, *roots)
+    chosen = [copy for copy in nearest if copy.place != own_place][:HOLDERS]
+    above = chain.from_iterable(needing[at] for at in ancestors(position))
+    sources = [copy.source for copy in (*chosen, *above) if copy.source is not None]
+    return (*sources[: SOURCES_LIMIT - len(roots)], *roots)

@@ -90,6 +90,8 @@ class ChunkServer:
         self.allow_list = self._authenticator.allow_list
         self.sent_bytes = 0
         """Of chunks, since it was made."""
+        self.is_patient = True
+        """Whether folders that are not known may come. Else asks for them are answered at once; then call `notify`."""
         self._find_copy = find_copy
         self._lock = Lock()
         """Of the three that follow."""
@@ -204,7 +206,7 @@ class ChunkServer:
         with self._lock:
             folder = self._offered.get(ask.folder)
         if folder is None:
-            return None if ask.patient and now < since + UNKNOWN_S else b""
+            return None if self.is_patient and ask.patient and now < since + UNKNOWN_S else b""
         if ask.file != INDEX_FILE and not folder.has_chunk(ask.file, ask.chunk):
             return b""
         try:

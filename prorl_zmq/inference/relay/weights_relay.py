@@ -19,7 +19,7 @@ import logging
 import os
 import shutil
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from hashlib import sha256
 from threading import Lock
@@ -81,6 +81,7 @@ class WeightsRelay:
         self._incoming = copy.folder / SYNC / "incoming"
         self._closed = False
         self._state_lock = Lock()
+        self._fetching = Lock()
         source = WeightSource(name, server.endpoint, server.curve_key) if server is not None else None
         place = sha256(f"{boot_id()} {_disk(copy.folder)}".encode()).hexdigest()
         self.state = CopyState(place, str(copy.folder), source)
@@ -162,6 +163,10 @@ class WeightsRelay:
                 self._offer([offered_version(path)])
             return path
         if had == wanted:
+            there = version_path(self._incoming, wanted.version)
+            if index_digest(there) == relay.index:  # another process of this machine has fetched it
+                with suppress(InvalidWeights):
+                    self._offer([offered_version(there)])
             return self._incoming / "none"  # at `path` this host may have a folder of another trainer
         with self._alone(check):
             return self._fetch(wanted, relay, check, had, trusts=trusts)
@@ -325,16 +330,26 @@ class WeightsRelay:
 
     @contextmanager
     def _alone(self, check: Callable[[], None]) -> Iterator[None]:
+        """Fetch for this machine. While another process does, asks for versions that are not here are not left open."""
         self._incoming.mkdir(parents=True, exist_ok=True)
-        with opened_lock(self._incoming / "lock") as lock:
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
+        with ExitStack() as stack:
+            while not self._fetching.acquire(timeout=LOCK_POLL_S):
+                check()
+            stack.callback(self._fetching.release)
+            lock = stack.enter_context(opened_lock(self._incoming / "lock"))
+            try:
+                while not _is_locked(lock):
+                    self._expect(fetches=False)
                     check()
                     time.sleep(LOCK_POLL_S)
+            finally:
+                self._expect(fetches=True)
             yield
+
+    def _expect(self, *, fetches: bool) -> None:
+        if self._server is not None and self._server.is_patient != fetches:
+            self._server.is_patient = fetches
+            self._server.notify()
 
     def close(self) -> None:
         """Stop serving, and give up what is being fetched."""
@@ -396,6 +411,15 @@ class _Chain:
         if folder.version.version != version:
             raise folder.version.invalid(f"says that it is version {folder.version.version}")
         return folder
+
+
+def _is_locked(lock: int) -> bool:
+    """Lock an open file unless another process has; return whether that was possible."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _disk(folder: Path) -> str:

@@ -48,8 +48,23 @@ def test_ancestors_of_eight() -> None:
 def test_hosts_of_one_copy_are_one_node() -> None:
     hosts = copies(6)
     hosts |= {f"{one}-b": replace(copy, source=WeightSource(f"{one}-b", "ipc:///b")) for one, copy in hosts.items()}
-    assert all("-b" not in name for one in hosts for name in names(one, hosts))
-    assert names("h004-b", hosts) == names("h004", hosts) == ["h001", "trainer"]
+    assert names("h000-b", hosts) == names("h001", hosts) == ["trainer"]
+    assert names("h004-b", hosts) == names("h004", hosts) == ["h001", "h001-b", "trainer"]
+    held = hosts | {"h001-b": replace(hosts["h001-b"], version=5, weights=WEIGHTS)}
+    assert names("h005", held) == ["h001-b", "h002", "h002-b", "trainer"]
+
+
+def test_the_nearest_of_many_hosts_are_asked() -> None:
+    hosts = copies(8)
+    hosts |= {
+        f"{one}-{twin:02d}": replace(copy, source=WeightSource(f"{one}-{twin:02d}", "ipc:///b"))
+        for one, copy in hosts.items()
+        for twin in range(40)
+    }
+    asked = names("h006", hosts)
+    assert len(asked) == SOURCES_LIMIT
+    assert asked[:41] == sorted(one for one in hosts if one.startswith("h002"))
+    assert asked[-1] == "trainer"
 
 
 def test_a_late_host_asks_those_that_have_the_version() -> None:

@@ -112,6 +112,45 @@ def test_hosts_of_one_copy_fetch_once(world: World) -> None:
     assert sorted([len(host.relay.state.fed_by), len(twin.state.fed_by)]) == [0, 1]
 
 
+def test_a_host_that_waits_for_another_of_its_machine_feeds_no_third(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three hosts share a copy and one fetches; a child asks them in turn, and the trainer sends the version once."""
+    monkeypatch.setattr(chunk_server, "UNKNOWN_S", 600.0)
+    for number in (1, 2):
+        (world.folder / f"h{number}").symlink_to(world.folder / "h0")
+    waits, fetches, comes_later, child = (world.host() for _ in range(4))
+    version = world.publish()
+    relay = world.relays[version]
+    content = Content(version, world.written[version].weights)
+    is_fetching, may_end = Event(), Event()
+    check = fetches.relay._check
+
+    def paused(until: float, ended: Event | None) -> None:
+        check(until, ended)
+        if fetches.server._offered:
+            is_fetching.set()
+            may_end.wait(10)
+
+    monkeypatch.setattr(fetches.relay, "_check", paused)
+    deadline = time.monotonic() + 20
+    with ThreadPoolExecutor() as pool:
+        fetching = pool.submit(fetches.relay.bring, ELSEWHERE, content, relay, deadline)
+        assert is_fetching.wait(10)
+        waiting = pool.submit(waits.relay.bring, ELSEWHERE, content, relay, deadline)
+        until(lambda: not waits.server.is_patient, "the waiting host")
+        fed = pool.submit(world.bring, child, version, waits.source, fetches.source)
+        until(lambda: fetches.server.sent_bytes, "the child")
+        may_end.set()
+        assert [*fed.result()] == ["h1"]
+        fetching.result()
+        waiting.result()
+    assert waits.server.is_patient
+    comes_later.relay.bring(ELSEWHERE, content, relay, deadline)
+    for one in (waits, comes_later):
+        assert [*world.bring(world.host(), version, one.source)] == [one.source.name]
+
+
 def test_a_late_host_copies_another_when_the_trainer_is_gone(world: World) -> None:
     host, late = world.host(), world.host()
     for _ in range(3):
