@@ -59,8 +59,8 @@ class ChunkServer:
         keyring: the keys of this process; None: it has none.
         insecure: plaintext TCP beyond loopback is allowed.
         allow_list: the keys that may connect; None: a list of its own.
-        find_copy: returns the process's own copy of a content as a folder to offer; it may take long, and is asked
-            again after a `RequestTimeout`. None: there is no copy.
+        find_copy: returns the process's own copy of a content as a folder to offer; it may take long. None: there is no
+            copy.
 
     Raises:
         InvalidEndpoint, EndpointInUse: the endpoint cannot be bound.
@@ -235,11 +235,9 @@ class ChunkServer:
         assert self._find_copy is not None, "it was asked for"
         with self._lock:
             copies = self._copies
-        folder, is_known = None, True
+        folder = None
         try:
             folder = self._find_copy(weights)
-        except RequestTimeout:
-            is_known = False  # the ask stays open
         except (OSError, ProrlError) as error:
             log.info("the copy of weights is not served: %s", error)
         with self._lock:
@@ -248,7 +246,7 @@ class ChunkServer:
                 del self._copies[next(iter(self._copies))]
             if folder is not None:
                 self._copies[weights] = self._offered[folder.digest] = folder
-            elif is_known:
+            else:
                 copies[weights] = None  # not of a copy that has changed meanwhile
         self.notify()
 

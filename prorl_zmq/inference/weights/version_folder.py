@@ -41,7 +41,7 @@ from .tensor_delta import CHECKSUM, HASHERS, checksum
 from .version_chain import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from .tensor_delta import Bytes
@@ -423,12 +423,15 @@ def _write_summed(path: Path, buffers: list[Bytes]) -> Sums:
     return Sums(size_bytes, tuple(chunks))
 
 
-def file_sums(path: Path) -> Sums:
-    """Return a file's length and the checksums of its chunks."""
+def file_sums(path: Path, note: Callable[[int, bytes], None] | None = None) -> Sums:
+    """Return a file's length and the checksums of its chunks; `note` gets each chunk's offset and bytes."""
+    chunks = []
     with path.open("rb") as file:
-        pieces = iter(lambda: file.read(CHUNK_BYTES), b"")
-        chunks = tuple(checksum(np.frombuffer(piece, np.uint8)) for piece in pieces)
-        return Sums(file.tell(), chunks)
+        while piece := file.read(CHUNK_BYTES):
+            chunks.append(checksum(np.frombuffer(piece, np.uint8)))
+            if note is not None:
+                note(file.tell() - len(piece), piece)
+        return Sums(file.tell(), tuple(chunks))
 
 
 def _chunk_sums(data: Bytes) -> tuple[str, ...]:

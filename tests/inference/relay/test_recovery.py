@@ -34,6 +34,7 @@ from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.relay import COPY_FILE, DATA, GONE, WAIT, ChunkAsk, WeightSource
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
     from prorl_zmq.inference.relay.offered_folder import OfferedFolder
     from prorl_zmq.inference.weights.version_chain import Content
+    from prorl_zmq.inference.weights.version_folder import Sums
 
 
 def incoming(host: Host, version: int) -> Path:
@@ -73,25 +75,44 @@ def test_a_damaged_version_is_repaired(world: World, monkeypatch: pytest.MonkeyP
     assert world.bring(host, version) == {"trainer": CHUNK + index}
 
 
-@pytest.mark.parametrize("moment", [0, 1], ids=["index", "chunk"])
-def test_a_copy_that_is_locked_for_a_moment(world: World, moment: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_is_locked_for_a_moment(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another engine of the machine locks the copy when a late host asks for it; the ask stays open."""
     host, late = world.host(), world.host()
     for _ in range(3):
         version = world.publish()
         world.bring(host, version)
     world.trainer.close()
-    monkeypatch.setattr(offered_copy, "LOCK_S", 0.0)
     calls, reading = count(), host.copy.reading
     with (host.copy.folder / ".weight_sync/lock").open("a") as lock:
 
         def locked_once(wanted: Content, until: float) -> AbstractContextManager[Path]:
-            fcntl.flock(lock, fcntl.LOCK_EX if next(calls) == moment else fcntl.LOCK_UN)
+            fcntl.flock(lock, fcntl.LOCK_EX if next(calls) == 0 else fcntl.LOCK_UN)
             return reading(wanted, until)
 
         monkeypatch.setattr(host.copy, "reading", locked_once)
         assert [*world.bring(late, version, host.source)] == ["h0"]
-    assert next(calls) > moment + 1
+    assert next(calls) > 1
+
+
+def test_new_weights_do_not_wait_for_the_index_of_a_copy(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A late host asks for the copy, and the next version comes while each file is read."""
+    host, version = world.host(), world.publish()
+    world.bring(host, version)
+    newer = world.publish()
+    read = offered_copy.file_sums
+    reads: list[str] = []
+
+    def changed_meanwhile(path: Path, note: Callable[[int, bytes], None]) -> Sums:
+        reads.append(path.name)
+        found = read(path, note)
+        if len(reads) == 1:
+            world.bring(host, newer, limit_s=5)
+        return found
+
+    monkeypatch.setattr(offered_copy, "file_sums", changed_meanwhile)
+    assert offered_copy.offered_copy(host.copy, world.written[version].weights) is None
+    assert offered_copy.offered_copy(host.copy, world.written[newer].weights) is not None
+    assert reads == ["model-00000-of-00001.safetensors"] * 2
 
 
 def test_a_source_that_dies_in_the_middle_of_its_copy(world: World, caplog: pytest.LogCaptureFixture) -> None:
