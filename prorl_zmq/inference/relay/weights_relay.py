@@ -32,7 +32,7 @@ from ...errors import EngineFailed, InvalidWeights
 from ...system.node_name import boot_id
 from ...wire.messages.relay import COPY_FILE, INDEX_FILE, CopyState, WeightSource
 from ..checkpoint import INDEX, check_wanted
-from ..weights.copy_failure import copy_failure
+from ..weights.copy_failure import LASTING, copy_failure
 from ..weights.copy_folder import SYNC, opened_lock
 from ..weights.local_copy import LOCK_POLL_S
 from ..weights.version_chain import Version, find_route
@@ -216,6 +216,8 @@ class WeightsRelay:
             except InvalidWeights:
                 pass
             except OSError as error:
+                if error.errno in LASTING:
+                    raise
                 failure = error
             else:
                 return
@@ -286,7 +288,8 @@ class WeightsRelay:
     def _from_a_copy(self, wanted: Content, source: ChunkSource) -> None:
         """Fetch the copy of another host; raise the last `OSError` if a copy could not be written.
 
-        A host whose copy could not be fetched whole is left out; what came of it is kept for the next one.
+        A host whose copy could not be fetched whole is left out; what came of it is kept for the next one. An error
+        that lasts, such as that of a full disk, is raised at once.
         """
         failure: OSError | None = None
         failed: list[WeightSource] = []
@@ -302,8 +305,9 @@ class WeightsRelay:
                 source.fetch([(wanted.weights, COPY_FILE, 0)], take, waits=False, again=False, without=failed)
             except InvalidWeights as lacking:
                 raise failure or lacking from None
-            if source.giver is not None:
-                failed.append(source.giver)
+            giver = source.giver
+            assert giver is not None, "it gave the index"
+            failed.append(giver)
             folder = OfferedFolder(version_path(self._incoming, wanted.version), found, whole=False)
             try:
                 self._receive([folder], source, again=False)
@@ -311,10 +315,14 @@ class WeightsRelay:
             except InvalidWeights:
                 continue
             except OSError as error:
-                failure, problem = error, f"cannot be written: {error}"
-            if not problem:
-                return
-            source.leave_liar(f"gave a copy that {problem}")
+                if error.errno in LASTING:
+                    raise
+                failure = error
+                log.warning("the copy of %s cannot be written here: %s", giver.name, error)
+            else:
+                if not problem:
+                    return
+                source.leave_liar(f"gave a copy that {problem}")
             shutil.rmtree(folder.path, ignore_errors=True)
 
     def _offer(self, folders: list[OfferedFolder]) -> None:

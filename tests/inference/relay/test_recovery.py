@@ -197,6 +197,27 @@ def test_an_older_version_is_removed_before_a_full_one_comes(world: World, monke
     assert failed.value.fields["final"]
 
 
+def test_a_full_disk_is_not_the_fault_of_the_source(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, late = world.host(), world.host()
+    for _ in range(3):
+        version = world.publish()
+        world.bring(host, version)
+    calls = count()
+
+    def full(*_: int) -> None:
+        next(calls)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with caplog.at_level(logging.WARNING), pytest.raises(EngineFailed, match="No space left on device") as failed:
+        world.bring(late, version, host.source)
+    assert failed.value.fields["final"]
+    assert next(calls) == 1
+    assert caplog.text == ""
+
+
 def test_a_flood_does_not_outlast_the_deadline(short_path: Path) -> None:
     """A source sends 1 MiB messages without end."""
     ended = Event()
@@ -249,7 +270,9 @@ def test_an_index_is_read_again_only_if_its_file_changed(world: World, monkeypat
 
 
 @pytest.mark.parametrize("is_served", [True, False])
-def test_a_copy_that_cannot_be_written(world: World, is_served: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_cannot_be_written(
+    world: World, is_served: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """A host offers a file that is too large for the disk: the trainer is asked, if it is there."""
     host, late = world.host(), world.host()
     for _ in range(3):
@@ -281,6 +304,8 @@ def test_a_copy_that_cannot_be_written(world: World, is_served: bool, monkeypatc
         else:
             with pytest.raises(EngineFailed, match="File too large"):
                 world.bring(late, version, liar.source)
+        assert "the copy of liar cannot be written here: [Errno 27] File too large" in caplog.text
+        assert "ERROR" not in caplog.text
     finally:
         liar.close()
 
