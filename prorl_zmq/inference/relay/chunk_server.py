@@ -44,6 +44,7 @@ COPIES_LIMIT = 64
 ASK_LIMIT_BYTES = 4096
 UNKNOWN_S = 3.0
 """How long an ask for an unknown folder stays open: a host may hear of a version a little before its parent."""
+CLOSE_S = 5.0
 BUSY_MS = 5
 """Milliseconds between two looks at whether chunks have left."""
 IO_THREADS = 2
@@ -94,7 +95,7 @@ class ChunkServer:
         """Whether folders that are not known may come. Else asks for them are answered at once; then call `notify`."""
         self._find_copy = find_copy
         self._lock = Lock()
-        """Of the three that follow."""
+        """Of the three that follow, and of `_wake`."""
         self._offered: dict[str, OfferedFolder] = {}
         self._is_finding = False
         """A thread looks at the copy."""
@@ -109,6 +110,7 @@ class ChunkServer:
         self._waited_at = 0.0
         self._closing = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        """-1: it is closed, and its number may be another file's."""
         self._thread = Thread(target=self._run, name="weights relay", daemon=True)
         self._thread.start()
 
@@ -132,16 +134,22 @@ class ChunkServer:
 
     def notify(self) -> None:
         """Look again at open asks: chunks have come, or a folder was closed."""
-        with suppress(OSError):
-            os.eventfd_write(self._wake, 1)
+        with self._lock, suppress(OSError):
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
-        """Stop serving. May be called again."""
+        """Stop serving; a disk that does not answer is waited for no longer than `CLOSE_S`. May be called again."""
         if not self._closing:
             self._closing = True
             self.notify()
-            self._thread.join()
-            os.close(self._wake)
+            self._thread.join(CLOSE_S)
+            if self._thread.is_alive():
+                log.warning("a read of weights did not end within %g s: the server is left open", CLOSE_S)
+                return
+            with self._lock:
+                wake, self._wake = self._wake, -1
+            os.close(wake)
 
     # The thread -------------------------------------------------------------------------------------------------------
 

@@ -368,3 +368,47 @@ def test_asks_for_what_is_not_there_fill_neither_memory_nor_log(world: World, ca
             assert answer[1] == GONE
     assert len(host.server._copies) <= chunk_server.COPIES_LIMIT
     assert [line.levelname for line in caplog.records].count("WARNING") == 1
+
+
+def test_a_disk_that_does_not_answer_does_not_hold_up_the_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    host, version = world.host(), world.publish()
+    world.bring(host, version)
+    is_reading, answers = Event(), Event()
+
+    def read(*_: object) -> bytes:
+        is_reading.set()
+        assert answers.wait(60)
+        return b""
+
+    monkeypatch.setattr(chunk_server, "CLOSE_S", 0.1)
+    monkeypatch.setattr(offered_folder.OfferedFolder, "read", read)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer, ThreadPoolExecutor(1) as pool:
+        dealer.linger = 0
+        dealer.connect(host.source.endpoint)
+        dealer.send_multipart([b"", codec.encode(ChunkAsk(world.relays[version].index, 0))])
+        assert is_reading.wait(10)
+        closing = pool.submit(host.server.close)
+        try:
+            closing.result(timeout=10)
+        finally:
+            answers.set()
+        host.server._thread.join(10)
+        assert not host.server._thread.is_alive()
+
+
+def test_a_server_that_is_closed_writes_to_no_file(world: World) -> None:
+    """The number of its file is another file's, and a thread that fetched ends late."""
+    host = world.host()
+    number = host.server._wake
+    host.server.close()
+    opened = [os.eventfd(0, os.EFD_NONBLOCK)]
+    try:
+        while opened[-1] < number:
+            opened.append(os.eventfd(0, os.EFD_NONBLOCK))
+        host.server.notify()
+        for one in opened:
+            with pytest.raises(BlockingIOError):
+                os.eventfd_read(one)
+    finally:
+        for one in opened:
+            os.close(one)
