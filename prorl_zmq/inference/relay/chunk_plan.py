@@ -78,7 +78,7 @@ class ChunkPlan:
         return not self._lacking
 
     def ask(self) -> list[Key]:
-        """Return the chunks to ask the current source for now."""
+        """Return the chunks to ask the current source for now, which then count as asked for."""
         more: list[Key] = []
         if len(self._asked) < self._credit:
             for key in self._lacking:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import zmq
@@ -121,10 +120,13 @@ class ChunkSource:
             problem, lied = self._connect(source), False
             lacks = bool(problem)
             if not problem and self._connection is not None:
-                for key in plan.ask():
-                    with suppress(zmq.Again):
+                try:
+                    for key in plan.ask():
                         self._connection.socket.send_multipart([b"", codec.encode(ChunkAsk(*key, waits))], NOBLOCK)
-                problem, lied, lacks = self._receive(plan, source, take)
+                except zmq.Again:
+                    problem = "takes no more asks"
+                else:
+                    problem, lied, lacks = self._receive(plan, source, take)
             if problem:
                 log.log(logging.ERROR if lied else logging.INFO, "%s at %s %s", source.name, source.endpoint, problem)
                 left += 1

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
 from threading import Event
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import zmq
@@ -22,7 +22,7 @@ from support.weight_versions import KINDS, model, publish
 
 from prorl_zmq.errors import EngineFailed, InvalidWeights, RequestTimeout
 from prorl_zmq.inference.checkpoint import INDEX, read_index
-from prorl_zmq.inference.relay import chunk_server, offered_copy, offered_folder
+from prorl_zmq.inference.relay import chunk_server, chunk_source, offered_copy, offered_folder
 from prorl_zmq.inference.relay.chunk_server import ChunkServer
 from prorl_zmq.inference.relay.chunk_source import ChunkSource, check_deadline
 from prorl_zmq.inference.relay.offered_folder import offered_version
@@ -30,6 +30,7 @@ from prorl_zmq.inference.relay.weights_relay import WeightsRelay
 from prorl_zmq.inference.weights.local_copy import LocalCopy
 from prorl_zmq.inference.weights.published_weights import PublishedWeights
 from prorl_zmq.inference.weights.version_folder import version_path, write_aside
+from prorl_zmq.security.handshake import Handshake
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.relay import COPY_FILE, DATA, GONE, WAIT, ChunkAsk, WeightSource
 
@@ -412,3 +413,24 @@ def test_a_server_that_is_closed_writes_to_no_file(world: World) -> None:
     finally:
         for one in opened:
             os.close(one)
+
+
+def test_a_source_that_takes_no_asks_is_left(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """libzmq gave its connection up."""
+    version = world.publish()
+    lost = WeightSource("lost", f"ipc://{world.folder}/lost")
+
+    class Unconnected(Handshake):
+        def __init__(self, context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str, **options: Any) -> None:
+            super().__init__(context, kind, endpoint, None, **options)
+            if endpoint == lost.endpoint:
+                self.socket.disconnect(endpoint)
+
+    monkeypatch.setattr(chunk_source, "SILENCE_S", 600.0)
+    monkeypatch.setattr(chunk_source, "GONE_S", 600.0)
+    monkeypatch.setattr(chunk_source, "Handshake", lambda *connected, **options: Unconnected(*connected[:3], **options))
+    with caplog.at_level(logging.INFO):
+        assert [*world.bring(world.host(), version, lost, limit_s=10)] == ["trainer"]
+    assert "takes no more asks" in caplog.text
