@@ -198,6 +198,15 @@ def test_an_older_version_is_removed_before_a_full_one_comes(world: World, monke
     assert failed.value.fields["final"]
 
 
+def test_half_a_copy_makes_room_for_the_trainers_version(world: World) -> None:
+    host, version = world.host(), world.publish()
+    incoming(host, version).mkdir(parents=True)
+    (incoming(host, version) / "model-00007-of-00009.safetensors").write_bytes(b"half")
+    world.bring(host, version)
+    files = sorted(file.name for file in incoming(host, version).iterdir())
+    assert files == ["model-00000-of-00001.safetensors", INDEX]
+
+
 def test_a_full_disk_is_not_the_fault_of_the_source(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
