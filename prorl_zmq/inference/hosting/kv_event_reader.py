@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from ...security.keyring import connect_to_peer
 from ...wire.async_socket import AsyncSocket
-from ...wire.sockets import PROMPT_FRAME_BYTES, connect, open_socket
+from ...wire.sockets import PROMPT_FRAME_BYTES, open_socket
 from .frames import frame_bytes
 from .prefix_index import PrefixIndex
 
@@ -44,9 +45,9 @@ class KvEventReader:
         with ExitStack() as stack:
             published = stack.enter_context(open_socket(context, zmq.SUB, PROMPT_FRAME_BYTES))
             published.subscribe(b"")
-            connect(published, source.endpoint)
+            connect_to_peer(published, source.endpoint, "", None)
             asked = stack.enter_context(open_socket(context, zmq.DEALER, PROMPT_FRAME_BYTES))
-            connect(asked, source.replay)
+            connect_to_peer(asked, source.replay, "", None)
             stack.pop_all()
         self._published = AsyncSocket(published, self._note_live)
         self._asked = AsyncSocket(asked, self._note_again)
