@@ -292,7 +292,7 @@ def test_a_delta_reaches_the_server_through_its_hosts_copy(server: VllmServer, t
                     turn = asyncio.create_task(likeliest(engine, PROMPT[1:], 600))
                     await until_generated(server, server.generated_tokens() + 20)
                     await updates.load(written.path, content, "keep")
-                    assert {span.weight_version for span in (await turn).spans} >= {version}
+                    assert {span.weight_version for span in (await turn).spans} <= {version - 1, version}
                     served = await likeliest(engine)
                     assert served.spans == (VersionSpan(version, 0, 12),)
                     assert same(served, wanted) == (version == 202)
