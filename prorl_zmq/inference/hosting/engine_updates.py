@@ -20,9 +20,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any, cast
-
-import msgspec
+from typing import TYPE_CHECKING, cast
 
 from ...errors import EngineFailed, InvalidWeights, RequestTimeout, UpdateInProgress, UpdateNotBegun
 from ...system.threads import run_aside
@@ -39,6 +37,7 @@ from ..checkpoint import (
     read_in_time,
 )
 from ..weights.version_chain import Content
+from .frames import decoded_info
 from .host_relay import local_copy
 
 if TYPE_CHECKING:
@@ -347,7 +346,6 @@ class EngineUpdates:
 
     async def close(self) -> None:
         """Forget a begun update; the engine is closed already. May be called again."""
-        self._want(None)
         begun = self._begun
         if begun is not None:
             self._forget(begun)
@@ -495,18 +493,3 @@ class EngineUpdates:
                 f"an update to weights {begun.weight_version} was begun and has not ended; end or cancel it first",
                 weight_version=begun.weight_version,
             )
-
-
-def decoded_info(request: WeightUpdate) -> dict[str, Any]:
-    """Return what vLLM's method gets, with the rank of the engine's first process.
-
-    Raises:
-        EngineFailed: it is no JSON object.
-    """
-    try:
-        info = msgspec.json.decode(request.info or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise EngineFailed(f"the info of a transfer is no JSON object: {error}", refused=True) from error
-    if isinstance(info.get("rank_offset"), int) and request.receivers:
-        info["rank_offset"] += request.receivers[0].rank - 1
-    return info

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from ...data.records import array_form
-from ...errors import MalformedMessage
+from ...errors import EngineFailed, MalformedMessage
 from ...wire.messages.engines import Generated
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import zmq
     from numpy.typing import NDArray
 
+    from ...wire.messages.engines import WeightUpdate
     from ...wire.sockets import Frame
     from ..engine import Generation
 
@@ -62,3 +64,18 @@ def generated(request_id: str, done: Generation, again_tokens: int, parked_s: fl
     )
     arrays: list[Frame] = [done.token_ids.tobytes(), done.logprobs.tobytes()]
     return header, arrays + [one.reshape(-1).view(np.uint8).data for one in done.records.values()]
+
+
+def decoded_info(request: WeightUpdate) -> dict[str, Any]:
+    """Return what vLLM's method gets, with the rank of the engine's first process.
+
+    Raises:
+        EngineFailed: it is no JSON object.
+    """
+    try:
+        info = msgspec.json.decode(request.info or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise EngineFailed(f"the info of a transfer is no JSON object: {error}", refused=True) from error
+    if isinstance(info.get("rank_offset"), int) and request.receivers:
+        info["rank_offset"] += request.receivers[0].rank - 1
+    return info

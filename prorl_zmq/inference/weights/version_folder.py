@@ -285,7 +285,7 @@ def _name(path: Path) -> str:
 
 
 def published(path: Path, number: int) -> Version:
-    """Return what a folder has of a version; a delta beside a full version that cannot be used is left out.
+    """Return what a folder has of a version; a delta that comes with a full version and cannot be used is left out.
 
     Args:
         path: the folder.
